@@ -1,0 +1,57 @@
+"""Names, ports, paths and headers that server, operator and command line share. One place per fact."""
+
+from typing import Final
+
+GROUP: Final = "serving.pratique.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "InferenceService"
+PLURAL: Final = "inferenceservices"
+SHORT_NAME: Final = "psvc"
+FIELD_MANAGER: Final = "pratique-operator"
+
+API_PORT: Final = 8000
+MANAGEMENT_PORT: Final = 8001
+API_PORT_NAME: Final = "http"
+MANAGEMENT_PORT_NAME: Final = "management"
+
+CHAT_COMPLETIONS_PATH: Final = "/v1/chat/completions"
+MODELS_PATH: Final = "/v1/models"
+LIVEZ_PATH: Final = "/livez"
+READYZ_PATH: Final = "/readyz"
+STARTUPZ_PATH: Final = "/startupz"
+VERDICT_PATH: Final = "/verdict"
+MANIFEST_PATH: Final = "/manifest"
+METRICS_PATH: Final = "/metrics"
+STATS_PATH: Final = "/stats"
+DRAIN_PATH: Final = "/drain"
+
+# Inside the serving container.
+CONFIG_DIR: Final = "/etc/pratique"
+SERVING_FILE: Final = "serving.json"
+RECORD_FILE: Final = "record.json"
+SERVING_PATH: Final = f"{CONFIG_DIR}/{SERVING_FILE}"
+RECORD_PATH: Final = f"{CONFIG_DIR}/{RECORD_FILE}"
+MODEL_MOUNT: Final = "/models"
+# What the kubelet shows as the container's termination message; the gate writes its verdict line here too.
+TERMINATION_LOG_PATH: Final = "/dev/termination-log"
+
+CONTRACT_VERSION: Final = "1"
+CONTRACT_HEADER: Final = "x-pratique-contract"
+FINGERPRINT_HEADER: Final = "x-pratique-fingerprint"
+REQUEST_ID_HEADER: Final = "x-request-id"
+DEADLINE_HEADER: Final = "x-pratique-deadline-ms"
+SHOULD_RETRY_HEADER: Final = "x-should-retry"
+
+LABEL_NAME: Final = "app.kubernetes.io/name"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_SERVICE: Final = f"{GROUP}/service"
+LABEL_REVISION: Final = f"{GROUP}/revision"
+MANAGED_BY: Final = "pratique"
+
+ANNOTATION_FINGERPRINT: Final = f"{GROUP}/fingerprint"
+ANNOTATION_MODEL_REVISION: Final = f"{GROUP}/model-revision"
+ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
+ANNOTATION_COMMAND: Final = f"{GROUP}/command"

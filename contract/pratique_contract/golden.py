@@ -1,0 +1,78 @@
+"""The golden record: what an approved release renders, tokenizes and generates, kept so that a pod can prove it does the same.
+
+Rendering fixtures hold messages → exact text → exact ids, with no generation. A golden case adds the greedy output,
+kept per (dtype, device class, engine build): another device may round differently, so its own output stands beside the others.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pratique_contract.manifest import Digest, DType
+from pratique_contract.model import ContractModel
+
+# Smallest difference of log-probability (nat) between the chosen token and its runner-up that a golden case may rely on.
+# Below it two correct engines in bf16 may choose differently.
+MARGIN_NATS_MIN = 0.5
+
+# Largest difference of a chosen token's log-probability (nat) that counts as the same model on another device or build.
+LOGPROB_TOLERANCE: dict[str, float] = {"FP32": 0.002, "FP16": 0.03, "BF16": 0.12}
+
+# The order of a stream's events with runs of content collapsed into one.
+EVENT_ORDER: tuple[str, ...] = ("role", "content", "finish", "usage", "done")
+
+
+class RenderFixture(ContractModel):
+    """Messages (and tools) with the exact text and ids the pinned template and tokenizer must give."""
+
+    name: str
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+    text: str
+    ids: tuple[int, ...]
+
+
+class Usage(ContractModel):
+    """Token counts as the API reports them."""
+
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
+class GoldenOutput(ContractModel):
+    """Greedy output of one case on one kind of device. ``logprobs`` and ``margins`` have one entry per output id (nat);
+    a margin is the chosen token's log-probability minus the runner-up's."""
+
+    dtype: DType
+    device_class: str
+    engine_build: Digest
+    ids: tuple[int, ...]
+    text: str
+    finish_reason: Literal["stop", "length"]
+    logprobs: tuple[float, ...]
+    margins: tuple[float, ...]
+    event_order: tuple[str, ...] = EVENT_ORDER
+    usage: Usage
+
+
+class GoldenCase(ContractModel):
+    """One prompt that goes through the whole path, with its expected output on each kind of device it was recorded on."""
+
+    name: str
+    messages: tuple[dict[str, Any], ...]
+    max_tokens: int = Field(gt=0)
+    text: str
+    prompt_ids: tuple[int, ...]
+    outputs: tuple[GoldenOutput, ...]
+
+    def exact_output(self, *, dtype: str, device_class: str, engine_build: str) -> GoldenOutput | None:
+        """The output recorded for exactly this dtype, device class and engine build, or None."""
+        wanted = (dtype, device_class, engine_build)
+        return next((o for o in self.outputs if (o.dtype, o.device_class, o.engine_build) == wanted), None)
+
+
+class GoldenRecord(ContractModel):
+    """Rendering fixtures and golden cases of one release."""
+
+    fixtures: tuple[RenderFixture, ...] = ()
+    cases: tuple[GoldenCase, ...] = ()

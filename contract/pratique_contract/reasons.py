@@ -1,0 +1,75 @@
+"""Reason codes: stable, CamelCase, part of the API. The same code stands in verdicts, conditions, Events, metrics
+and tests, so that one search finds every trace of a cause."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a verdict or a condition is what it is."""
+
+    RECONCILED = "Reconciled"
+    INVALID_SPEC = "InvalidSpec"
+    RECORD_MISSING = "RecordMissing"
+    REVIEW_REQUIRED = "ReviewRequired"
+
+    MODEL_MISMATCH = "ModelMismatch"
+    ADAPTER_MISMATCH = "AdapterMismatch"
+    TOKENIZER_MISMATCH = "TokenizerMismatch"
+    TEMPLATE_MISMATCH = "TemplateMismatch"
+    SPECIAL_TOKENS_MISMATCH = "SpecialTokensMismatch"
+    QUANTIZATION_MISMATCH = "QuantizationMismatch"
+    ENGINE_MISMATCH = "EngineMismatch"
+    FLAGS_MISMATCH = "FlagsMismatch"
+    OUTPUT_MISMATCH = "OutputMismatch"
+    STREAM_BROKEN = "StreamBroken"
+    BLOCKS_LEAKED = "BlocksLeaked"
+    PROBE_TIMEOUT = "ProbeTimeout"
+    GOLDEN_MISSING = "GoldenMissing"
+    ENGINE_UNREACHABLE = "EngineUnreachable"
+
+    DOWNLOAD_FAILED = "DownloadFailed"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    OUT_OF_MEMORY = "OutOfMemory"
+    CRASH_LOOPING = "CrashLooping"
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+
+    ROLLOUT_STEP = "RolloutStep"
+    PAUSED = "Paused"
+    ANALYSIS_FAILED = "AnalysisFailed"
+    ANALYSIS_INCONCLUSIVE = "AnalysisInconclusive"
+    ROLLED_BACK = "RolledBack"
+    PROMOTED = "Promoted"
+    SCALING_LIMITED = "ScalingLimited"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+
+    # Not failures: a pod that has not reached its verdict yet, and one that passed it.
+    LOADING = "Loading"
+    VERIFYING = "Verifying"
+    VERIFIED = "Verified"
+
+
+# The order is the order in which the gate reports: the earliest differing part is named first.
+PART_REASONS: dict[str, Reason] = {
+    "model": Reason.MODEL_MISMATCH,
+    "adapters": Reason.ADAPTER_MISMATCH,
+    "tokenizer": Reason.TOKENIZER_MISMATCH,
+    "chatTemplate": Reason.TEMPLATE_MISMATCH,
+    "specialTokens": Reason.SPECIAL_TOKENS_MISMATCH,
+    "quantization": Reason.QUANTIZATION_MISMATCH,
+    "engine": Reason.ENGINE_MISMATCH,
+    "servingFlags": Reason.FLAGS_MISMATCH,
+}
+
+# Reasons a pod's own gate can give; everything else is the operator's observation.
+GATE_REASONS: frozenset[Reason] = frozenset(
+    {
+        *PART_REASONS.values(),
+        Reason.OUTPUT_MISMATCH,
+        Reason.STREAM_BROKEN,
+        Reason.BLOCKS_LEAKED,
+        Reason.PROBE_TIMEOUT,
+        Reason.GOLDEN_MISSING,
+        Reason.ENGINE_UNREACHABLE,
+    }
+)

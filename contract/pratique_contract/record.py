@@ -1,0 +1,58 @@
+"""The release record: a manifest and its golden record in one JSON document, as ``pratique release record`` writes
+it, a ConfigMap carries it and a pod reads it."""
+
+import json
+from typing import Any, Final, Literal, Self
+
+from pydantic import ValidationError, model_validator
+
+from pratique_contract.canonical import canonical_json, digest_bytes
+from pratique_contract.golden import GoldenRecord
+from pratique_contract.manifest import ReleaseManifest
+from pratique_contract.model import ContractModel
+
+RECORD_VERSION: Final = "pratique.dev/record/v1"
+
+
+class RecordError(ValueError):
+    """The text is not a release record; the message is a sentence a person can act on."""
+
+
+class ReleaseRecord(ContractModel):
+    """``chat_template`` repeats the template's text so that a mismatch can show the first differing character; it is
+    checked against the manifest's digest when the record is read."""
+
+    version: Literal["pratique.dev/record/v1"] = RECORD_VERSION
+    manifest: ReleaseManifest
+    golden: GoldenRecord = GoldenRecord()
+    chat_template: str | None = None
+
+    @model_validator(mode="after")
+    def _template_is_the_manifests(self) -> Self:
+        if self.chat_template is not None:
+            digest = digest_bytes(self.chat_template.encode())
+            if digest != self.manifest.chat_template.sha256:
+                raise ValueError("chatTemplate is not the text that manifest.chatTemplate.sha256 names")
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    def to_json(self) -> str:
+        """Canonical JSON text: the same record is the same bytes on every machine."""
+        return canonical_json(self.to_json_value()).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse a record; raises ``RecordError`` with the first wrong field named."""
+        try:
+            value: Any = json.loads(text)
+        except ValueError as error:
+            raise RecordError(f"The release record is not JSON: {error}") from error
+        try:
+            return cls.from_json_value(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "record"
+            raise RecordError(f"The release record is not valid at {field}: {first['msg']}") from error

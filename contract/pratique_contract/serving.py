@@ -1,0 +1,116 @@
+"""What the operator hands to a pod: one JSON document, mounted beside the release record.
+
+It says what to load and how to serve; what was *approved* is in the record. The pod reads nothing else about its identity.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pratique_contract import constants
+from pratique_contract.manifest import Digest, DType
+from pratique_contract.model import ContractModel
+
+
+class AdapterSource(ContractModel):
+    """An adapter to apply: a local folder and where it came from."""
+
+    name: str
+    path: str
+    uri: str
+    revision: str | None = None
+    mode: Literal["Merged", "Static", "PerRequest"] = "Merged"
+
+
+class ModelSource(ContractModel):
+    """A local folder that holds the model, and the declared place it came from."""
+
+    path: str
+    uri: str
+    revision: str | None = None
+    adapters: tuple[AdapterSource, ...] = ()
+
+
+class TokenizerSource(ContractModel):
+    """A local folder that holds the tokenizer."""
+
+    path: str
+    uri: str
+    revision: str | None = None
+
+
+class QuantizationSpec(ContractModel):
+    """How the weights are computed. ``dtype`` None means the dtype the checkpoint was saved in."""
+
+    method: str = "None"
+    dtype: DType | None = None
+    config: dict[str, Any] = {}
+
+
+class KvCacheSpec(ContractModel):
+    """K/V cache size: a number of blocks, or bytes; the engine's default when both are None."""
+
+    blocks: int | None = Field(default=None, gt=0)
+    memory_bytes: int | None = Field(default=None, gt=0)
+    block_size: int = Field(default=16, gt=0)
+    dtype: DType | None = None
+
+
+class EngineSpec(ContractModel):
+    """Which engine, and the flags that change tokens or limits. ``image_digest`` is known only for an image named by digest."""
+
+    name: Literal["Torch", "Naive"] = "Torch"
+    image_digest: Digest | None = None
+    max_model_len: int | None = Field(default=None, gt=0)
+    max_num_seqs: int = Field(default=16, gt=0)
+    max_batched_tokens: int = Field(default=512, gt=0)
+    kv_cache: KvCacheSpec = KvCacheSpec()
+    args: tuple[str, ...] = ()
+
+
+class ReleaseSpec(ContractModel):
+    """What was approved. With ``Enforce`` a missing record is a failure; ``record_path`` None means none was given."""
+
+    fingerprint: Digest | None = None
+    policy: Literal["Enforce", "TrustFirst"] = "Enforce"
+    record_path: str | None = None
+
+
+class LimitsSpec(ContractModel):
+    """Bounds on what one client may ask for; None means the model's own limit."""
+
+    max_body_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    max_prompt_tokens: int | None = Field(default=None, gt=0)
+    max_output_tokens: int | None = Field(default=None, gt=0)
+    max_queued: int = Field(default=128, gt=0)
+    max_queued_tokens: int | None = Field(default=None, gt=0)
+    request_timeout_seconds: float = Field(default=600.0, gt=0)
+
+
+class DrainSpec(ContractModel):
+    """How long a terminating pod goes on: ``pre_stop_seconds`` until endpoints are gone, then up to ``deadline_seconds`` for streams."""
+
+    pre_stop_seconds: float = Field(default=5.0, ge=0)
+    deadline_seconds: float = Field(default=30.0, ge=0)
+
+
+class ServingSpec(ContractModel):
+    """The whole document. Paths say where to read inside the container and are never part of an identity."""
+
+    service: str = "local"
+    namespace: str = "local"
+    revision: str = "local"
+    served_model_name: str
+    model: ModelSource
+    tokenizer: TokenizerSource | None = None
+    chat_template: str | None = None
+    quantization: QuantizationSpec = QuantizationSpec()
+    engine: EngineSpec = EngineSpec()
+    release: ReleaseSpec = ReleaseSpec()
+    limits: LimitsSpec = LimitsSpec()
+    drain: DrainSpec = DrainSpec()
+    api_keys_path: str | None = None
+    probe_timeout_seconds: float = Field(default=60.0, gt=0)
+    host: str = "0.0.0.0"  # noqa: S104 - inside a pod the kubelet and the Service reach us on the pod's address
+    api_port: int = constants.API_PORT
+    management_port: int = constants.MANAGEMENT_PORT

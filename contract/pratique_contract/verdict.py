@@ -1,0 +1,58 @@
+"""The verdict: whether this pod is the release it was declared to be, why not, and the evidence a person can read."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from pratique_contract.model import ContractModel
+from pratique_contract.reasons import Reason
+
+
+class VerdictResult(StrEnum):
+    """``Pending`` until the gate has run to its end once."""
+
+    PENDING = "Pending"
+    PASS = "Pass"
+    FAIL = "Fail"
+
+
+class Evidence(ContractModel):
+    """One observation: what was looked at, what was approved and what was seen."""
+
+    subject: str
+    expected: str
+    observed: str
+
+
+class CheckResult(ContractModel):
+    """One check of the gate: its name, outcome and cost."""
+
+    name: str
+    result: VerdictResult
+    duration_ms: float
+    message: str = ""
+
+
+class Verdict(ContractModel):
+    """Cached result of the gate, served at ``/verdict``. ``part`` names the manifest part that differs, when one does."""
+
+    result: VerdictResult
+    reason: Reason
+    message: str
+    part: str | None = None
+    expected: str | None = None
+    observed: str | None = None
+    evidence: tuple[Evidence, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
+    fingerprint: str | None = None
+    policy: str | None = None
+    approved: bool = False
+    checked_at: datetime | None = None
+    duration_ms: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.result is VerdictResult.PASS
+
+    def one_line(self) -> str:
+        """``Reason: message`` for logs, probe output and ``kubectl describe``."""
+        return f"{self.reason}: {self.message}"
