@@ -1,0 +1,96 @@
+# Pratique: every command a developer needs. `make` lists them.
+# Caches, models, built programs and the cluster live under $(PRATIQUE_CACHE), never in the tree.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+export PRATIQUE_CACHE ?= $(HOME)/.cache/pratique
+export PYTHONUNBUFFERED := 1
+PYTHON ?= python3.11
+BIN := .venv/bin
+# The CPU build of torch is a quarter of the size of PyPI's CUDA build: use it where somebody has put it beside the project.
+WHEELS := $(wildcard ../shared/wheels)
+ifneq ($(WHEELS),)
+export PIP_FIND_LINKS := $(abspath $(WHEELS)) $(PIP_FIND_LINKS)
+endif
+
+##@ Use it
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: up
+up: venv ## Cluster, images, operator and the example service; then one streamed answer (cold 20-35 min, warm under 3)
+	@$(BIN)/python -m e2e.up
+
+.PHONY: down
+down: ## Delete the cluster and stop what `make up` started (caches stay)
+	@PYTHONPATH=. $(PYTHON) -m e2e.cluster down
+
+.PHONY: purge
+purge: ## As down, and remove the container engine's data too
+	@PYTHONPATH=. $(PYTHON) -m e2e.cluster down --purge
+
+##@ Work on it
+
+.PHONY: venv
+venv: .venv/.done ## Virtual environment with everything pinned in constraints.txt (1-4 min the first time)
+
+.venv/.done: pyproject.toml constraints.txt
+	@echo "Installing the virtual environment (usually 1 min with the CPU build of torch, 4 min without)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: test
+test: lint check-generate test-unit test-integration test-e2e ## Everything: lint, unit, integration, e2e on the kind cluster
+
+.PHONY: test-fast
+test-fast: venv ## The inner loop: unit tests, under a minute
+	@$(BIN)/pytest tests/unit -q
+
+.PHONY: test-unit
+test-unit: venv ## Unit tests with durations
+	@$(BIN)/pytest tests/unit -q --durations=5
+
+.PHONY: test-integration
+test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (under 2 min)
+	@$(BIN)/pytest tests/integration -q --durations=10
+
+.PHONY: test-e2e
+test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)
+	@$(BIN)/python -m e2e.up --no-chat
+	@$(BIN)/pytest e2e -q --durations=10
+
+.PHONY: cluster
+cluster: ## The kind cluster alone
+	@PYTHONPATH=. $(PYTHON) -m e2e.cluster up
+
+.PHONY: images
+images: venv ## Build the two images and load them into the cluster (nothing to do when the tree is unchanged)
+	@PYTHONPATH=. $(BIN)/python -m e2e.cluster images
+
+.PHONY: lint
+lint: venv ## ruff, mypy --strict, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/mypy e2e
+	@$(BIN)/lint-imports
+
+.PHONY: format
+format: venv ## Format and fix what can be fixed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: generate
+generate: venv ## Write the CRD, its chart copy and the generated tables
+	@$(BIN)/python -m pratique_operator.crd
+	@$(BIN)/python docs/requirements_table.py
+
+.PHONY: check-generate
+check-generate: venv ## Fail when a generated file is not what its source says
+	@$(BIN)/python -m pratique_operator.crd --check
+	@$(BIN)/python docs/requirements_table.py --check
