@@ -41,6 +41,8 @@ CONTRACT_HEADER: Final = "x-pratique-contract"
 FINGERPRINT_HEADER: Final = "x-pratique-fingerprint"
 REQUEST_ID_HEADER: Final = "x-request-id"
 DEADLINE_HEADER: Final = "x-pratique-deadline-ms"
+# Carries the gate's random per-process token; a request without the right one is an ordinary request.
+PROBE_HEADER: Final = "x-pratique-probe"
 SHOULD_RETRY_HEADER: Final = "x-should-retry"
 
 LABEL_NAME: Final = "app.kubernetes.io/name"

@@ -4,9 +4,9 @@ Rendering fixtures hold messages → exact text → exact ids, with no generatio
 kept per (dtype, device class, engine build): another device may round differently, so its own output stands beside the others.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pratique_contract.manifest import Digest, DType
 from pratique_contract.model import ContractModel
@@ -54,6 +54,17 @@ class GoldenOutput(ContractModel):
     event_order: tuple[str, ...] = EVENT_ORDER
     usage: Usage
 
+    @model_validator(mode="after")
+    def _one_entry_per_id(self) -> Self:
+        if not self.ids:
+            raise ValueError("ids is empty: a golden output proves nothing without a token")
+        if not len(self.ids) == len(self.logprobs) == len(self.margins) == self.usage.completion_tokens:
+            raise ValueError(
+                f"{len(self.ids)} ids, {len(self.logprobs)} logprobs, {len(self.margins)} margins and "
+                f"usage.completionTokens {self.usage.completion_tokens} must be the same count"
+            )
+        return self
+
 
 class GoldenCase(ContractModel):
     """One prompt that goes through the whole path, with its expected output on each kind of device it was recorded on."""
@@ -63,7 +74,16 @@ class GoldenCase(ContractModel):
     max_tokens: int = Field(gt=0)
     text: str
     prompt_ids: tuple[int, ...]
-    outputs: tuple[GoldenOutput, ...]
+    outputs: tuple[GoldenOutput, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _usage_counts_the_prompt(self) -> Self:
+        for output in self.outputs:
+            if output.usage.prompt_tokens != len(self.prompt_ids):
+                raise ValueError(
+                    f"usage.promptTokens is {output.usage.prompt_tokens} but promptIds has {len(self.prompt_ids)} ids"
+                )
+        return self
 
     def exact_output(self, *, dtype: str, device_class: str, engine_build: str) -> GoldenOutput | None:
         """The output recorded for exactly this dtype, device class and engine build, or None."""

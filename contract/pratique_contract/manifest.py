@@ -34,6 +34,9 @@ class FileEntry(ContractModel):
 
 
 def _sorted_by_path(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
+    paths = [entry.path for entry in files]
+    if len(set(paths)) != len(paths):
+        raise ValueError("files names one path twice")
     return tuple(sorted(files, key=lambda entry: entry.path))
 
 
@@ -100,6 +103,7 @@ class SpecialTokensPart(ContractModel):
     unk_id: int | None
     stop_ids: tuple[int, ...]
     adds_bos: bool
+    adds_eos: bool = False
     tokens: dict[str, str]
     generation_defaults: dict[str, Any]
     context_limit: int = Field(gt=0)

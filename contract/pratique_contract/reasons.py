@@ -61,7 +61,8 @@ PART_REASONS: dict[str, Reason] = {
     "servingFlags": Reason.FLAGS_MISMATCH,
 }
 
-# Reasons a pod's own gate can give; everything else is the operator's observation.
+# Reasons a pod's own gate can give; everything else is the operator's observation. RecordMissing is both: the operator
+# gives it when the ConfigMap is absent, a pod when the record it was handed is of another release than the approved one.
 GATE_REASONS: frozenset[Reason] = frozenset(
     {
         *PART_REASONS.values(),
@@ -70,6 +71,7 @@ GATE_REASONS: frozenset[Reason] = frozenset(
         Reason.BLOCKS_LEAKED,
         Reason.PROBE_TIMEOUT,
         Reason.GOLDEN_MISSING,
+        Reason.RECORD_MISSING,
         Reason.ENGINE_UNREACHABLE,
     }
 )

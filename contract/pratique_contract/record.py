@@ -13,6 +13,11 @@ from pratique_contract.model import ContractModel
 
 RECORD_VERSION: Final = "pratique.dev/record/v1"
 
+# A ConfigMap holds 1 MiB of data in all. The operator's own copy carries the serving document beside the record, so
+# the record may fill all but 64 KiB of it.
+CONFIGMAP_BYTES_MAX: Final = 1024 * 1024
+RECORD_BYTES_MAX: Final = CONFIGMAP_BYTES_MAX - 64 * 1024
+
 
 class RecordError(ValueError):
     """The text is not a release record; the message is a sentence a person can act on."""
@@ -40,15 +45,20 @@ class ReleaseRecord(ContractModel):
         return self.manifest.fingerprint
 
     def to_json(self) -> str:
-        """Canonical JSON text: the same record is the same bytes on every machine."""
-        return canonical_json(self.to_json_value()).decode()
+        """Canonical JSON text: the same record is the same bytes on every machine. Raises ``RecordError`` when it would
+        not fit a ConfigMap: found here, where it can still be cut, and not by the API server."""
+        encoded = canonical_json(self.to_json_value())
+        _require_size(len(encoded))
+        return encoded.decode()
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
         """Parse a record; raises ``RecordError`` with the first wrong field named."""
+        data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+        _require_size(len(data))
         try:
-            value: Any = json.loads(text)
-        except ValueError as error:
+            value: Any = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
             raise RecordError(f"The release record is not JSON: {error}") from error
         try:
             return cls.from_json_value(value)
@@ -56,3 +66,23 @@ class ReleaseRecord(ContractModel):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"]) or "record"
             raise RecordError(f"The release record is not valid at {field}: {first['msg']}") from error
+
+
+def _require_size(size: int) -> None:
+    if size > RECORD_BYTES_MAX:
+        raise RecordError(
+            f"The release record has {size} bytes; a ConfigMap leaves room for {RECORD_BYTES_MAX}: record fewer or shorter cases"
+        )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A key given twice is one value to the person who approved the record and another to the pod that reads it."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} is given twice in one object")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,93 @@
+"""The release record: round trip, and a sentence for each way in which a file can fail to be one."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pratique_contract.golden import GoldenRecord, Usage
+from pratique_contract.record import RECORD_BYTES_MAX, RecordError, ReleaseRecord
+from tests.support.releases import make_case, make_output, make_record
+
+
+def _value() -> dict[str, Any]:
+    return make_record().to_json_value()
+
+
+def _parse(value: Any) -> ReleaseRecord:
+    return ReleaseRecord.from_json(json.dumps(value))
+
+
+def test_a_record_survives_json_byte_for_byte() -> None:
+    record = make_record()
+    text = record.to_json()
+    assert ReleaseRecord.from_json(text) == record
+    assert ReleaseRecord.from_json(text).to_json() == text
+
+
+def test_layout_does_not_change_a_record() -> None:
+    assert _parse(_value()).to_json() == ReleaseRecord.from_json(json.dumps(_value(), indent=4)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"a": 1, "a": 2}', "the key 'a' is given twice"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ("[]", "not valid at record"),
+        ("{}", "not valid at manifest: Field required"),
+    ],
+)
+def test_a_text_that_is_no_record_gets_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(RecordError, match=sentence):
+        ReleaseRecord.from_json(text)
+
+
+def test_a_wrong_field_is_named_by_its_path() -> None:
+    value = _value()
+    value["manifest"]["model"]["files"][0]["sha256"] = "sha256:short"
+    with pytest.raises(RecordError, match=r"manifest\.model\.files\.0\.sha256"):
+        _parse(value)
+
+
+def test_another_versions_record_is_refused() -> None:
+    with pytest.raises(RecordError, match="not valid at version"):
+        _parse({**_value(), "version": "pratique.dev/record/v2"})
+
+
+def test_a_template_text_that_is_not_the_manifests_is_refused() -> None:
+    with pytest.raises(RecordError, match=r"chatTemplate is not the text that manifest\.chatTemplate\.sha256 names"):
+        _parse({**_value(), "chatTemplate": "{{ messages }}"})
+
+
+def test_an_output_must_have_one_entry_per_token() -> None:
+    with pytest.raises(ValueError, match="must be the same count"):
+        make_output(margins=(1.0,))
+    with pytest.raises(ValueError, match="ids is empty"):
+        make_output(ids=(), logprobs=(), margins=(), usage=Usage(prompt_tokens=2, completion_tokens=0))
+
+
+def test_usage_must_count_the_prompt() -> None:
+    with pytest.raises(ValueError, match=r"usage\.promptTokens is 2 but promptIds has 3 ids"):
+        make_case(prompt_ids=(5, 6, 7))
+
+
+def test_a_record_that_does_not_fit_a_configmap_is_refused_when_written_and_when_read() -> None:
+    long = make_case(messages=({"role": "user", "content": "x" * RECORD_BYTES_MAX},))
+    record = make_record(golden=GoldenRecord(cases=(long,)))
+    with pytest.raises(RecordError, match="ConfigMap leaves room for"):
+        record.to_json()
+    with pytest.raises(RecordError, match="ConfigMap leaves room for"):
+        ReleaseRecord.from_json(json.dumps(record.to_json_value()))
+
+
+def test_the_exact_output_is_found_by_dtype_device_and_build() -> None:
+    here = make_output()
+    there = make_output(device_class="cuda-sm90", text="other")
+    case = make_case(outputs=(there, here))
+    found = case.exact_output(dtype="FP32", device_class="cpu", engine_build=here.engine_build)
+    assert found == here
+    assert case.exact_output(dtype="BF16", device_class="cpu", engine_build=here.engine_build) is None
