@@ -20,11 +20,18 @@ def copy_of(model: Path, target: Path, mutation: Mutation | None = None) -> Path
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for file in sorted(model.iterdir()):
-        os.link(file, target / file.name)
+        _link_or_copy(file, target / file.name)
     if mutation is not None:
         mutation(target)
     target.chmod(0o755)
     return target
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
 
 
 def _replace(path: Path, content: bytes) -> None:
