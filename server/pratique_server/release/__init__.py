@@ -1,0 +1,1 @@
+"""Release identity: what was loaded, what was approved."""
