@@ -110,6 +110,15 @@ class LoadedFile(msgspec.Struct, frozen=True, kw_only=True):
     omitted: list[str] = []
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter the engine applied: the files it read (relative to the adapter's folder), how, and what it was trained on."""
+
+    name: str
+    mode: str
+    files: list[LoadedFile]
+    lineage: dict[str, str] = {}
+
+
 class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded, hashed while it was read: the engine's share of the manifest."""
 
@@ -129,6 +138,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, Any]
     device_class: str
     runtime_facts: dict[str, Any]
+    adapters: list[LoadedAdapter] = []
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,8 +40,12 @@ SPECIAL_TOKENS_MAP_OMITTED: Final = SPECIAL_TOKEN_FIELDS
 TOKENIZER_JSON_FILES: Final[dict[str, tuple[str, ...]]] = {
     "tokenizer_config.json": TOKENIZER_CONFIG_OMITTED,
     "special_tokens_map.json": SPECIAL_TOKENS_MAP_OMITTED,
+    # Order matters in their lists (merges, unigram pieces) and not in their objects: another layout is the same tokenizer.
+    "tokenizer.json": (),
+    "vocab.json": (),
+    "added_tokens.json": (),
 }
-TOKENIZER_BYTE_FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model")
+TOKENIZER_BYTE_FILES: Final = ("merges.txt", "tokenizer.model")
 
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 
