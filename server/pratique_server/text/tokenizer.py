@@ -1,0 +1,125 @@
+"""Text to ids and back, with the tokenizer that ``transformers`` would use for the folder, loaded from local files only.
+
+``encode`` never adds special tokens by itself: the template writes them, and a second BOS is a classic silent fault. Nothing
+here changes the tokenizer after loading, so it may be used from several threads.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+SPECIAL_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+class TokenizerError(Exception):
+    """The tokenizer cannot be loaded; the message is a sentence a person can act on."""
+
+
+class Tokenizer:
+    """Wraps the compiled tokenizer (``backend``) and the special tokens that the folder's configuration names."""
+
+    def __init__(self, backend: Any, special_tokens: dict[str, str]) -> None:
+        self._backend = backend
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.special_tokens = special_tokens
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Load from a folder. Raises ``TokenizerError``; never reaches for the network or a home directory."""
+        from transformers import AutoTokenizer
+
+        folder = Path(path)
+        if not folder.is_dir():
+            raise TokenizerError(f"The tokenizer folder {folder} does not exist")
+        try:
+            loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the libraries below raise anything, even bare Exception, for a broken file
+            raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+        if not getattr(loaded, "is_fast", False):
+            raise TokenizerError(f"The tokenizer in {folder} has no fast form (tokenizer.json), which serving needs")
+        special = {name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)}
+        return cls(loaded.backend_tokenizer, special)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text; special tokens written in the text become their ids."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids; bytes that are not valid UTF-8 show as U+FFFD. Ids that name no token add nothing."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for, also when it is a fragment of a character."""
+        return bytes(self._bytes_of(token_id))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included. A model's own vocabulary may be larger (padding rows)."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def bos_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @cached_property
+    def eos_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    @cached_property
+    def pad_id(self) -> int | None:
+        return self._special_id("pad_token")
+
+    @cached_property
+    def unk_id(self) -> int | None:
+        return self._special_id("unk_token")
+
+    def token_id(self, token: str) -> int | None:
+        """Id of one token's exact text, or None."""
+        found = self._backend.token_to_id(token)
+        return None if found is None else int(found)
+
+    def _special_id(self, role: str) -> int | None:
+        text = self.special_tokens.get(role)
+        return None if text is None else self.token_id(text)
+
+    @cached_property
+    def _bytes_of(self) -> Any:
+        return lru_cache(maxsize=8192)(self._compute_bytes)
+
+    def _compute_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added_ids:
+            return str(token).encode()
+        if self._is_byte_level:
+            return bytes(_BYTE_OF_CHARACTER.get(character, ord("?")) for character in token)
+        fragment = _BYTE_TOKEN.match(token)
+        return bytes([int(fragment.group(1), 16)]) if fragment else token.replace("▁", " ").encode()
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self._backend.to_str()).get("decoder"))
+
+
+def _character_of_byte() -> dict[int, str]:
+    """The printable stand-ins that byte-level BPE vocabularies use: printable Latin-1 stands for itself, the rest follows U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = {character: byte for byte, character in _character_of_byte().items()}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
