@@ -1,0 +1,56 @@
+"""What the operator raises, drawn as a tree:
+
+OperatorError
+├── InvalidSpecError    the user must change the spec; the message names the field
+├── RecordError         the release record is absent, unreadable or not the approved one
+├── ChildConflictError  a child's name is taken by an object that is not ours
+├── ApiError            the API server refused or failed a call
+│   ├── NotFoundError   404
+│   ├── ConflictError   409: the object moved since it was read; the next pass sees it anew
+│   └── RejectedError   400, 403 or 422: the same call would be refused again
+└── UnavailableError    no answer in time: nothing is known, nothing is concluded
+"""
+
+
+class OperatorError(Exception):
+    """Base of what the operator raises."""
+
+
+class InvalidSpecError(OperatorError):
+    """The spec cannot be served; ``field`` is its path, the message a sentence a person can act on."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class RecordError(OperatorError):
+    """The release record cannot be used; the message says which of absent, unreadable or different it is."""
+
+
+class ChildConflictError(OperatorError):
+    """A child's name is taken by an object that another owner made; it is never overwritten."""
+
+
+class ApiError(OperatorError):
+    """The API server answered with a failure; ``status`` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFoundError(ApiError):
+    """The object does not exist."""
+
+
+class ConflictError(ApiError):
+    """The object changed since it was read, or exists already."""
+
+
+class RejectedError(ApiError):
+    """The API server will not accept this object, however often it is sent."""
+
+
+class UnavailableError(OperatorError):
+    """No answer in time, or no connection."""

@@ -1,0 +1,73 @@
+"""Small vocabulary for the API types: strings with limits, CEL rules, quantities.
+
+Every string and list in the CRD has a limit, because the API server prices a CEL rule by the largest value it could meet.
+"""
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
+
+VALIDATIONS: Final = "x-kubernetes-validations"
+
+DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+QUANTITY_PATTERN: Final = (
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+)
+
+ObjectName = Annotated[str, StringConstraints(pattern=DNS_SUBDOMAIN, min_length=1, max_length=253)]
+DataKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+
+
+def cel(rule: str, message: str, **more: str) -> dict[str, str]:
+    """One CEL rule as the CRD holds it."""
+    return {"rule": rule, "message": message, **more}
+
+
+def rules(*validations: dict[str, str]) -> dict[str, Any]:
+    """``json_schema_extra`` that carries CEL rules."""
+    return {VALIDATIONS: list(validations)}
+
+
+def _to_quantity(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+# A number or a string such as 500m or 2Gi, exactly as Kubernetes takes it.
+Quantity = Annotated[
+    str,
+    BeforeValidator(_to_quantity),
+    StringConstraints(pattern=QUANTITY_PATTERN, max_length=64),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": QUANTITY_PATTERN, "maxLength": 64}),
+]
+
+# An object of the core API that the operator hands on as it is; the API server checks it when the Deployment is applied.
+PassThrough = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
+
+_FACTORS: Final[dict[str, float]] = {
+    "": 1,
+    "m": 1e-3,
+    "u": 1e-6,
+    "n": 1e-9,
+    **{s: 10 ** (3 * (i + 1)) for i, s in enumerate(["k", "M", "G", "T", "P", "E"])},
+    **{s: 2 ** (10 * (i + 1)) for i, s in enumerate(["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"])},
+}
+_QUANTITY: Final = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]{0,2})")
+
+
+def quantity_value(text: str) -> float | None:
+    """The number a quantity stands for (``500m`` → 0.5, ``2Gi`` → 2147483648), or None when it is not a quantity."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in _FACTORS:
+        return None
+    try:
+        return float(match[1]) * _FACTORS[match[2]]
+    except ValueError:
+        return None
+
+
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]

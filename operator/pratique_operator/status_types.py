@@ -1,0 +1,74 @@
+"""The ``InferenceService`` status, written by ``status.py`` alone. What *is serving* comes before what is wanted."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pratique_contract.model import ContractModel
+
+CONDITIONS_MAX = 16
+VERDICTS_MAX = 10
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+class Condition(ContractModel):
+    """One observation. ``reason`` is API: stable and CamelCase."""
+
+    type: Annotated[str, Field(max_length=316)]
+    status: ConditionStatus
+    observed_generation: int | None = None
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    reason: Annotated[str, Field(max_length=128)]
+    message: Annotated[str, Field(max_length=2048)]
+
+
+class RevisionStatus(ContractModel):
+    """One revision as it is observed. ``weight`` is its share of traffic in percent."""
+
+    revision: str
+    fingerprint: str | None = None
+    model_revision: str | None = None
+    weight: int
+    replicas: int
+    ready_replicas: int
+    verified_replicas: int
+
+
+class RolloutStatus(ContractModel):
+    """Where the rollout is, and the one fact that cannot be derived: since when its target is the target."""
+
+    phase: Literal["Pending", "Progressing", "Paused", "Complete", "Failed"]
+    target: str | None = None
+    started_at: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})] = None
+    message: str = ""
+
+
+class PodVerdict(ContractModel):
+    """Why one pod is not verified."""
+
+    pod: str
+    revision: str
+    result: Literal["Pending", "Fail", "Unknown"]
+    reason: str
+    message: str
+    at: str | None = None
+
+
+class InferenceServiceStatus(ContractModel):
+    """What the operator observed in its last pass."""
+
+    observed_generation: int | None = None
+    url: str | None = None
+    replicas: int = 0
+    ready_replicas: int = 0
+    selector: str = ""
+    serving: RevisionStatus | None = None
+    candidate: RevisionStatus | None = None
+    rollout: RolloutStatus | None = None
+    verdicts: tuple[PodVerdict, ...] = Field(default=(), max_length=VERDICTS_MAX)
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        max_length=CONDITIONS_MAX,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )

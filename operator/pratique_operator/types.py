@@ -1,0 +1,273 @@
+"""The ``InferenceService`` spec: frozen camelCase models from which the CRD is generated and with which every object is parsed.
+
+Defaults live here and are filled in when the spec is read, never written back: what a user stored is what a user sees.
+The one exception is ``replicas``, which the API server must know for the scale subresource.
+"""
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
+
+from pratique_contract.canonical import DIGEST_PATTERN
+from pratique_contract.model import ContractModel
+from pratique_operator.errors import InvalidSpecError
+from pratique_operator.pod_types import KeyRef, LocalRef, PodTemplate
+from pratique_operator.schema import PositiveInt, Quantity, ShortText, cel, rules
+
+REPLICAS_MAX: Final = 1000
+SERVICE_NAME_MAX: Final = 50
+URI_MAX: Final = 1024
+CHAT_TEMPLATE_CHARS_MAX: Final = 256 * 1024
+
+# Engine flags that would change which release runs, or how the pod is reached and proved.
+REFUSED_FLAGS: Final = (
+    "model",
+    "tokenizer",
+    "revision",
+    "tokenizer-revision",
+    "served-model-name",
+    "chat-template",
+    "dtype",
+    "quantization",
+    "max-model-len",
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "max-batched-tokens",
+    "kv-cache-dtype",
+    "trust-remote-code",
+    "load-format",
+    "host",
+    "port",
+    "api-key",
+    "config",
+)
+
+_URI_RULES = rules(
+    cel(
+        "self.startsWith('pvc://') || self.startsWith('file://')",
+        "a model is read from pvc://CLAIM/PATH or file:///PATH; hf://, oci://, s3:// and https:// are not supported yet",
+    ),
+    cel(
+        "!self.startsWith('pvc://') || self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$')",
+        "a claim is written pvc://CLAIM or pvc://CLAIM/PATH",
+    ),
+    cel(
+        "!self.startsWith('file://') || self.matches('^file://(/[^/]+)+/?$')",
+        "a node's folder is written file:///ABSOLUTE/PATH",
+    ),
+    cel("!self.matches('(^|/)[.][.]?(/|$)')", "a path may not contain . or .. segments"),
+)
+_REVISION_RULES = rules(
+    cel(
+        "self.matches('^([0-9a-f]{40}|sha256:[0-9a-f]{64})$')",
+        "a revision is a 40-digit commit or sha256:<64 digits>; a branch or tag can move under a running service",
+    )
+)
+
+Uri = Annotated[str, StringConstraints(min_length=1, max_length=URI_MAX), Field(json_schema_extra=_URI_RULES)]
+Revision = Annotated[str, StringConstraints(min_length=1, max_length=128), Field(json_schema_extra=_REVISION_RULES)]
+
+
+class ModelSpec(ContractModel):
+    """Where the model lies and under which name it is served."""
+
+    uri: Uri = Field(description="pvc://CLAIM/PATH, or file:///PATH on the node where the operator allows it.")
+    revision: Revision | None = Field(
+        default=None, description="Immutable revision of the source: a commit or a digest. A branch is refused."
+    )
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
+        default=None, description="Model name in the API. Default: the service's own name."
+    )
+
+
+class TokenizerSpec(ContractModel):
+    """A tokenizer that is not the model's own."""
+
+    uri: Uri = Field(description="pvc://CLAIM/PATH or file:///PATH.")
+
+
+class ChatTemplateSpec(ContractModel):
+    """The exact template text, or where it is kept. A changed text is a new revision."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.secretKeyRef) ? 1 : 0) == 1",
+                "chatTemplate needs exactly one of inline, configMapKeyRef and secretKeyRef",
+            )
+        )
+    )
+
+    inline: Annotated[str, StringConstraints(min_length=1, max_length=CHAT_TEMPLATE_CHARS_MAX)] | None = None
+    config_map_key_ref: KeyRef | None = None
+    secret_key_ref: KeyRef | None = None
+
+
+class QuantizationSpec(ContractModel):
+    """Numeric format of the weights."""
+
+    method: Literal["None"] = Field(default="None", description="Only None so far.")
+    dtype: Literal["BF16", "FP16", "FP32"] | None = Field(
+        default=None, description="Default: the type the checkpoint was saved in."
+    )
+
+
+class KvCacheSpec(ContractModel):
+    """K/V cache size: a number of blocks or an amount of memory."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel("!(has(self.blocks) && has(self.memory))", "give the cache's size as blocks or as memory, not both")
+        )
+    )
+
+    blocks: PositiveInt | None = None
+    memory: Quantity | None = Field(default=None, description="For example 4Gi.")
+    block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="Tokens. Default 16.")
+    dtype: Literal["BF16", "FP16", "FP32"] | None = None
+
+
+_IMAGE_RULES = rules(
+    cel(
+        "!self.endsWith(':latest')",
+        "the tag latest can move under a running service; name a version or a digest",
+    ),
+    cel(
+        "self.contains('@sha256:') || self.matches('^.+:[A-Za-z0-9_][-A-Za-z0-9_.]*$')",
+        "an image without a tag means latest; name a version or a digest",
+    ),
+)
+_ARGS_RULES = rules(
+    cel("self.all(a, a.matches('^--[a-z0-9][-a-z0-9]*(=.*)?$'))", "each argument is written --flag or --flag=value"),
+    cel(
+        f"!self.exists(a, a.matches('^--({'|'.join(REFUSED_FLAGS)})(=.*)?$'))",
+        "these flags would change the release or the pod's contract and have fields of their own or none: "
+        + ", ".join(REFUSED_FLAGS),
+    ),
+)
+
+
+class EngineSpec(ContractModel):
+    """The engine and the flags that change tokens or limits."""
+
+    name: Literal["Torch", "Naive"] = Field(
+        default="Torch", description="Naive is the slow baseline, one request at a time."
+    )
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
+        default=None,
+        description="Server image. Default: the operator's serverImage. latest is refused.",
+        json_schema_extra=_IMAGE_RULES,
+    )
+    max_model_len: PositiveInt | None = Field(default=None, description="Shortens the model's own context limit.")
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description="Default 16.")
+    max_batched_tokens: PositiveInt | None = Field(default=None, description="Token budget of one step. Default 512.")
+    kv_cache: KvCacheSpec | None = None
+    args: tuple[ShortText, ...] | None = Field(default=None, max_length=64, json_schema_extra=_ARGS_RULES)
+
+
+class ReleaseSpec(ContractModel):
+    """What was approved."""
+
+    fingerprint: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN, max_length=71)] | None = Field(
+        default=None, description="Fingerprint of the approved release; pratique release stamp writes it."
+    )
+    record_ref: LocalRef | None = Field(
+        default=None,
+        description="ConfigMap with the release record under record.json; pratique release record makes it.",
+    )
+    policy: Literal["Enforce"] = Field(
+        default="Enforce", description="Enforce: a pod that cannot prove to be the approved release takes no traffic."
+    )
+
+
+class RolloutSpec(ContractModel):
+    """How a new revision replaces the one that serves."""
+
+    strategy: Literal["Rolling", "Recreate"] = Field(
+        default="Rolling",
+        description="Rolling starts the new revision beside the old one and moves the entry Service once every new pod is "
+        "verified. Recreate stops the old pods first: for clusters without room for both; the service is down meanwhile.",
+    )
+    progress_deadline_seconds: Annotated[int, Field(ge=10, le=7 * 86400)] | None = Field(
+        default=None, description="After this a rollout counts as failed. Default: startup.timeoutSeconds + 600."
+    )
+    revision_history_limit: Annotated[int, Field(ge=0, le=20)] = Field(
+        default=2, description="Revisions that have served and are kept, scaled to 0, for a quick way back."
+    )
+    paused: bool = Field(default=False, description="Start no new revision and move no traffic. Scaling goes on.")
+
+
+class AuthSpec(ContractModel):
+    """Who may call the API."""
+
+    api_key_secret_ref: LocalRef = Field(description="Secret with the API keys; reloaded without a restart.")
+
+
+class LimitsSpec(ContractModel):
+    """Bounds on what one client may ask for. Default: the server's."""
+
+    max_body_bytes: PositiveInt | None = None
+    max_prompt_tokens: PositiveInt | None = None
+    max_output_tokens: PositiveInt | None = None
+    max_queued: PositiveInt | None = None
+    max_queued_tokens: PositiveInt | None = None
+    request_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
+
+
+class StartupSpec(ContractModel):
+    """How long a pod may take until it is verified."""
+
+    timeout_seconds: Annotated[int, Field(ge=10, le=7 * 86400)] = Field(
+        default=1800, description="Loading and verification; after that the kubelet restarts the container."
+    )
+    probe_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] | None = Field(
+        default=None, description="Time budget of the golden probe itself. Default 60."
+    )
+
+
+class DrainSpec(ContractModel):
+    """How a pod leaves."""
+
+    pre_stop_seconds: Annotated[int, Field(ge=0, le=600)] = Field(
+        default=5, description="The pod goes on serving until the endpoints are gone everywhere."
+    )
+    deadline_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
+        default=30, description="Then running requests may finish for this long."
+    )
+
+
+class InferenceServiceSpec(ContractModel):
+    """What is to be served and how."""
+
+    model: ModelSpec
+    tokenizer: TokenizerSpec | None = None
+    chat_template: ChatTemplateSpec | None = None
+    quantization: QuantizationSpec = QuantizationSpec()
+    engine: EngineSpec = EngineSpec()
+    release: ReleaseSpec = ReleaseSpec()
+    replicas: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = 1
+    rollout: RolloutSpec = RolloutSpec()
+    auth: AuthSpec | None = None
+    limits: LimitsSpec | None = None
+    startup: StartupSpec = StartupSpec()
+    drain: DrainSpec = DrainSpec()
+    template: PodTemplate | None = None
+
+    @property
+    def progress_deadline_seconds(self) -> int:
+        """The rollout's deadline with its default filled in."""
+        return self.rollout.progress_deadline_seconds or self.startup.timeout_seconds + 600
+
+
+def parse_spec(value: Any) -> InferenceServiceSpec:
+    """Parse ``.spec``; raises ``InvalidSpecError`` naming the first wrong field and how many more there are.
+
+    The API server has already refused most of this; what arrives here was stored under another version of the CRD."""
+    try:
+        return InferenceServiceSpec.model_validate(value)
+    except ValidationError as error:
+        first, *more = error.errors()
+        path = re.sub(r"\.(\d+)", r"[\1]", ".".join(["spec", *map(str, first["loc"])]))
+        also = f" (and {len(more)} more)" if more else ""
+        raise InvalidSpecError(path, f"{first['msg'][0].lower()}{first['msg'][1:]}{also}") from error
