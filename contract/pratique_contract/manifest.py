@@ -6,8 +6,9 @@ the end-of-sequence id, ``tokenizer_config.json`` may carry the chat template), 
 another part owns and says so in ``omitted``. Host facts live in ``runtime``, which is never hashed: one release runs on many hosts.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -168,6 +169,11 @@ class ReleaseManifest(ContractModel):
     engine: EnginePart
     serving_flags: ServingFlagsPart
     runtime: RuntimeSection = RuntimeSection()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A validated copy. pydantic's own would carry the cached digests over to the changed value."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**fields, **(update or {})})
 
     @cached_property
     def digests(self) -> dict[str, str]:

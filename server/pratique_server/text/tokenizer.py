@@ -11,6 +11,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+from pratique_server.engine.protocol import LoadedFile
+from pratique_server.release.errors import ManifestError
+from pratique_server.release.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
 SPECIAL_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
@@ -20,10 +24,13 @@ class TokenizerError(Exception):
 
 
 class Tokenizer:
-    """Wraps the compiled tokenizer (``backend``) and the special tokens that the folder's configuration names."""
+    """Wraps the compiled tokenizer (``backend``), the special tokens that the folder's configuration names and the files it came from."""
 
-    def __init__(self, backend: Any, special_tokens: dict[str, str]) -> None:
+    def __init__(self, backend: Any, special_tokens: dict[str, str], read: TokenizerFiles | None = None) -> None:
         self._backend = backend
+        self.files: tuple[LoadedFile, ...] = read.files if read else ()
+        self.adds_bos = read.adds_bos if read else False
+        self.adds_eos = read.adds_eos if read else False
         self._backend.no_truncation()
         self._backend.no_padding()
         self.special_tokens = special_tokens
@@ -36,14 +43,18 @@ class Tokenizer:
         folder = Path(path)
         if not folder.is_dir():
             raise TokenizerError(f"The tokenizer folder {folder} does not exist")
+        before = _read_files(folder)
         try:
             loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the libraries below raise anything, even bare Exception, for a broken file
             raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
         if not getattr(loaded, "is_fast", False):
             raise TokenizerError(f"The tokenizer in {folder} has no fast form (tokenizer.json), which serving needs")
+        # The library reads the files by itself: what was hashed is what it read only if nothing changed meanwhile.
+        if _read_files(folder) != before:
+            raise TokenizerError(f"The tokenizer in {folder} changed while it was being loaded")
         special = {name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)}
-        return cls(loaded.backend_tokenizer, special)
+        return cls(loaded.backend_tokenizer, special, before)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text; special tokens written in the text become their ids."""
@@ -119,6 +130,13 @@ def _character_of_byte() -> dict[int, str]:
 
 
 _BYTE_OF_CHARACTER = {character: byte for byte, character in _character_of_byte().items()}
+
+
+def _read_files(folder: Path) -> TokenizerFiles:
+    try:
+        return read_tokenizer_files(folder)
+    except (ManifestError, OSError) as error:
+        raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

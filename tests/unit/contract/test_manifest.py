@@ -107,6 +107,13 @@ def test_a_manifest_survives_json() -> None:
     assert ReleaseManifest.from_json_value(json.loads(json.dumps(BASE.to_json_value()))) == BASE
 
 
+def test_a_changed_copy_has_its_own_fingerprint() -> None:
+    assert BASE.fingerprint  # cached before the copy is made
+    changed = BASE.model_copy(update={"model": BASE.model.model_copy(update={"revision": "2" * 40})})
+    assert changed.fingerprint == ReleaseManifest.from_json_value(changed.to_json_value()).fingerprint
+    assert changed.fingerprint != BASE.fingerprint
+
+
 def test_an_unknown_field_is_refused() -> None:
     value = BASE.to_json_value()
     value["engine"]["kernels"] = "fast"

@@ -1,0 +1,251 @@
+"""Make a release record: what an approved release renders, tokenizes and generates.
+
+In goes a serving document; the engine, tokenizer and template are loaded as a pod would load them. Out comes a record whose
+golden cases hold only greedy steps that no correct engine can tip over: each chosen token leads its runner-up by
+``MARGIN_NATS_MIN``. Near-ties are refused, never rounded away, and the same files give the same bytes.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from pratique_contract.golden import MARGIN_NATS_MIN, GoldenCase, GoldenOutput, GoldenRecord, RenderFixture, Usage
+from pratique_contract.manifest import SpecialTokensPart
+from pratique_server.engine.protocol import (
+    Engine,
+    EngineIdentity,
+    ExecutionRequest,
+    FinishReason,
+    RequestTooLargeError,
+    SamplingRules,
+    TokenLogprobs,
+)
+from pratique_server.release.errors import RecordingError
+from pratique_server.release.prompts import CANDIDATES, FIXTURES, TOOLS, Messages
+
+CASES_WANTED: Final = 3
+CASE_TOKENS_MIN: Final = 8
+CASE_TOKENS_MAX: Final = 16
+# An answer that stops by itself may be shorter: the stop token is one of the choices that are proved.
+STOPPED_CASE_TOKENS_MIN: Final = 2
+# Kept decimals of a log-probability: finer than any tolerance, coarser than what another thread count moves.
+LOGPROB_DECIMALS: Final = 4
+
+logger = logging.getLogger(__name__)
+
+
+class RenderedText(Protocol):
+    @property
+    def text(self) -> str: ...
+    @property
+    def ids(self) -> Sequence[int]: ...
+
+
+class ConversationRenderer(Protocol):
+    """Messages to text and ids, as the server's own request path does it; raises ``TemplateError`` when refused."""
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> RenderedText: ...
+
+
+class TokenDecoder(Protocol):
+    """Ids to text; without the special tokens, as clients are shown it, or with them."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """One greedy run: ids with the log-probability and margin of each, and how it ended."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    margins: tuple[float, ...]
+    finish: FinishReason
+
+    def clear_steps(self) -> int:
+        """How many steps from the start have a margin that cannot be a near-tie."""
+        return next((i for i, margin in enumerate(self.margins) if margin < MARGIN_NATS_MIN), len(self.margins))
+
+
+class Recorder:
+    """Records against one loaded engine. ``refused_errors`` are what the renderer raises for messages its template refuses."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        identity: EngineIdentity,
+        special_tokens: SpecialTokensPart,
+        renderer: ConversationRenderer,
+        decoder: TokenDecoder,
+        refused_errors: tuple[type[Exception], ...],
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._special_tokens = special_tokens
+        self._renderer = renderer
+        self._decoder = decoder
+        self._refused_errors = refused_errors
+        self._requests = 0
+
+    async def record(self) -> GoldenRecord:
+        """Render the fixtures and search the candidates. Raises ``RecordingError`` when no case holds."""
+        return GoldenRecord(fixtures=self.render_fixtures(), cases=await self._record_cases())
+
+    def render_fixtures(self) -> tuple[RenderFixture, ...]:
+        """Fixtures the template accepts; tools only when the template shows them."""
+        fixtures = []
+        for name, messages, with_tools in FIXTURES:
+            rendered = self._render(messages, TOOLS if with_tools else None)
+            if rendered is None or (with_tools and rendered.text == self._renderer.render(messages).text):
+                logger.info("Left out fixture %s, which the chat template does not render", name)
+                continue
+            fixtures.append(
+                RenderFixture(
+                    name=name,
+                    messages=messages,
+                    tools=TOOLS if with_tools else None,
+                    text=rendered.text,
+                    ids=tuple(rendered.ids),
+                )
+            )
+        if not fixtures:
+            raise RecordingError("The chat template refuses every fixture: it cannot render a plain user message")
+        return tuple(fixtures)
+
+    def _render(self, messages: Messages, tools: tuple[dict[str, Any], ...] | None = None) -> RenderedText | None:
+        try:
+            return self._renderer.render(messages, tools)
+        except self._refused_errors:
+            return None
+
+    async def _record_cases(self) -> tuple[GoldenCase, ...]:
+        found: list[GoldenCase] = []
+        spare: list[GoldenCase] = []
+        refused: list[str] = []
+        for name, messages in CANDIDATES:
+            case = await self._try_case(name, messages, refused)
+            if case is None:
+                continue
+            # A record of one kind of ending proves only that kind.
+            alike = sum(c.outputs[0].finish_reason == case.outputs[0].finish_reason for c in found)
+            (spare if alike >= CASES_WANTED - 1 else found).append(case)
+            if len(found) == CASES_WANTED:
+                break
+        cases = (found + spare)[:CASES_WANTED]
+        if not cases:
+            raise RecordingError(
+                f"None of {len(CANDIDATES)} candidate prompts gives {CASE_TOKENS_MIN} greedy tokens that each lead their "
+                f"runner-up by {MARGIN_NATS_MIN} nat ({'; '.join(refused[:3])}; …): this model cannot be told from a "
+                "near miss by exact ids"
+            )
+        return tuple(cases)
+
+    async def _try_case(self, name: str, messages: Messages, refused: list[str]) -> GoldenCase | None:
+        """The candidate's longest clear beginning as a case, or None with the cause appended to ``refused``."""
+        rendered = self._render(messages)
+        if rendered is None:
+            refused.append(f"{name}: refused by the template")
+            return None
+        try:
+            trial = await self._generate(rendered.ids, CASE_TOKENS_MAX)
+        except RequestTooLargeError:
+            refused.append(f"{name}: longer than the context")
+            return None
+        length, cause = self._usable_length(trial)
+        if cause is not None:
+            refused.append(f"{name}: {cause}")
+            return None
+        final = await self._generate(rendered.ids, length)
+        if final.ids != trial.ids[:length]:
+            raise RecordingError(
+                f"Prompt {name!r} gave {list(trial.ids[:length])} and then {list(final.ids)}: the engine is not "
+                "deterministic here, and nothing it says can be a golden output"
+            )
+        return self._make_case(name, messages, rendered, final, max_tokens=length)
+
+    def _usable_length(self, trial: _Generation) -> tuple[int, str | None]:
+        clear = trial.clear_steps()
+        if clear == len(trial.ids) and trial.finish is FinishReason.STOP:
+            if clear >= STOPPED_CASE_TOKENS_MIN and self._is_showable(trial.ids[:-1]):
+                return clear, None
+            return 0, "its answer is empty or not plain text"
+        for length in range(min(clear, CASE_TOKENS_MAX), CASE_TOKENS_MIN - 1, -1):
+            if self._is_showable(trial.ids[:length]):
+                return length, None
+        if clear < CASE_TOKENS_MIN:
+            return 0, f"step {clear + 1} has a margin of {trial.margins[clear]:.2f} nat"
+        return 0, "its answer is not plain text"
+
+    def _is_showable(self, ids: Sequence[int]) -> bool:
+        """Whether a client sees exactly these ids: no half character at the end, no token that is not shown."""
+        text = self._decoder.decode(ids)
+        return bool(text) and "\ufffd" not in text and text == self._decoder.decode(ids, skip_special_tokens=False)
+
+    def _make_case(
+        self, name: str, messages: Messages, rendered: RenderedText, final: _Generation, *, max_tokens: int
+    ) -> GoldenCase:
+        stopped = final.finish is FinishReason.STOP
+        finish_reason: Literal["stop", "length"] = "stop" if stopped else "length"
+        output = GoldenOutput.model_validate(
+            {
+                "dtype": self._identity.dtype,
+                "device_class": self._identity.device_class,
+                "engine_build": self._identity.engine_build,
+                "ids": final.ids,
+                "text": self._decoder.decode(final.ids[:-1] if stopped else final.ids),
+                "finish_reason": finish_reason,
+                "logprobs": tuple(round(value, LOGPROB_DECIMALS) for value in final.logprobs),
+                "margins": tuple(round(value, LOGPROB_DECIMALS) for value in final.margins),
+                "usage": Usage(prompt_tokens=len(rendered.ids), completion_tokens=len(final.ids)),
+            }
+        )
+        return GoldenCase(
+            name=name,
+            messages=messages,
+            max_tokens=max_tokens,
+            text=rendered.text,
+            prompt_ids=tuple(rendered.ids),
+            outputs=(output,),
+        )
+
+    async def _generate(self, prompt_ids: Sequence[int], max_tokens: int) -> _Generation:
+        self._requests += 1
+        request = ExecutionRequest(
+            request_id=f"record-{self._requests}",
+            prompt_ids=list(prompt_ids),
+            max_new_tokens=max_tokens,
+            stop_token_ids=list(self._special_tokens.stop_ids),
+            sampling=SamplingRules(temperature=0.0, logprobs=2),
+            # One salt per request: nothing recorded may depend on what an earlier prompt left in a cache.
+            cache_salt=f"record-{self._requests}",
+            reserved=True,
+        )
+        ids: list[int] = []
+        steps: list[TokenLogprobs] = []
+        finish: FinishReason | None = None
+        async for event in self._engine.start(request):
+            ids += event.token_ids
+            steps += event.logprobs or []
+            finish = event.finish or finish
+        if finish is None or len(steps) != len(ids) or not ids:
+            raise RecordingError(
+                f"The engine gave {len(ids)} ids, {len(steps)} log-probabilities and finish {finish} for a greedy request"
+            )
+        return _Generation(
+            ids=tuple(ids),
+            logprobs=tuple(step.chosen for step in steps),
+            margins=tuple(_margin(token, step) for token, step in zip(ids, steps, strict=True)),
+            finish=finish,
+        )
+
+
+def _margin(token: int, step: TokenLogprobs) -> float:
+    """Lead of the chosen token over the best other one (nat); negative when the engine did not choose the best."""
+    others = [value for other, value in step.top if other != token]
+    if not others:
+        raise RecordingError("The engine gave no runner-up's log-probability: margins cannot be measured")
+    return step.chosen - max(others)
