@@ -41,7 +41,7 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Exactly what will run. Cache identity derives from this and never from text.
 
     ``stop_token_ids`` end the request with ``stop``; ``min_tokens`` holds them back. ``deadline`` is ``time.monotonic()`` seconds
-    (one machine, one clock). ``reserved`` marks the gate's own requests: they bypass tenant queues.
+    (one machine, one clock). ``priority``: smaller runs earlier, as in vLLM. ``reserved`` marks the gate's own requests: they bypass tenant queues.
     """
 
     request_id: str
@@ -162,6 +162,10 @@ class EngineOverloadedError(EngineError):
 
 class RequestTooLargeError(EngineError):
     """The request can never fit (context limit or K/V blocks), however long it waits."""
+
+
+class RequestInvalidError(EngineError):
+    """The request cannot run at any time: ids outside the vocabulary, an empty prompt, a rule out of range."""
 
 
 class DuplicateRequestError(EngineError):

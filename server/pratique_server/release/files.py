@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from pratique_contract.canonical import digest_bytes
 from pratique_server.engine.protocol import LoadedFile
 
 # config.json without what specialTokens and quantization own, and without what only names the program that wrote it.
@@ -77,12 +78,12 @@ def hash_json_bytes(name: str, content: bytes, omitted: Iterable[str] = ()) -> L
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        return LoadedFile(path=name, size=len(content), sha256=_digest(content))
+        return LoadedFile(path=name, size=len(content), sha256=digest_bytes(content))
     kept = {key: item for key, item in value.items() if key not in fields}
     encoded = json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
-    return LoadedFile(path=name, size=len(encoded), sha256=_digest(encoded), form="json", omitted=fields)
+    return LoadedFile(path=name, size=len(encoded), sha256=digest_bytes(encoded), form="json", omitted=fields)
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -90,7 +91,3 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise ValueError("an object repeats a key")
     return value
-
-
-def _digest(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -1,0 +1,135 @@
+"""Read one safetensors file into tensors and hash the very bytes that became those tensors.
+
+The file is read front to back exactly once. Each tensor's bytes land in memory of its own (aligned by torch, so that results do
+not depend on where in the file a tensor lies), are hashed there and used there. Nothing maps the file, so a later change on
+disk cannot reach the model, and a change during the read is part of what the digest describes. What remains: two files of one model
+are read one after the other, so a folder replaced in between gives a mixture; the digests then name that mixture, and the gate refuses it.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from pratique_server.engine.errors import LoadError
+from pratique_server.engine.protocol import LoadedFile
+
+_DTYPES: Final[dict[str, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_HEADER_BYTES_MAX: Final = 100 * 1024 * 1024
+# Small enough to be still in the processor's cache when it is hashed.
+_CHUNK_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class _HashingReader:
+    """Reads exactly what is asked, hashing all of it; a short file is an error that names the file."""
+
+    def __init__(self, file: FileIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._hasher = hashlib.sha256()
+        self.size = 0
+
+    def read_into(self, view: memoryview) -> None:
+        position = 0
+        while position < len(view):
+            chunk = view[position : position + _CHUNK_BYTES]
+            count = self._file.readinto(chunk)
+            if not count:
+                raise LoadError(f"{self._path.name} is truncated: it ends after {self.size} bytes.")
+            self._hasher.update(chunk[:count])
+            position += count
+            self.size += count
+
+    def read(self, count: int) -> bytes:
+        buffer = bytearray(count)
+        self.read_into(memoryview(buffer))
+        return bytes(buffer)
+
+    def expect_end(self) -> None:
+        if self._file.read(1):
+            raise LoadError(f"{self._path.name} has bytes after its last tensor; it is not a valid safetensors file.")
+
+    def digest(self) -> str:
+        return f"sha256:{self._hasher.hexdigest()}"
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], LoadedFile]:
+    """Return the file's tensors by name and its entry for the manifest; raises ``LoadError`` with a sentence."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            reader = _HashingReader(file, path)
+            entries = _read_header(reader, path)
+            tensors = {entry.name: _read_tensor(reader, entry) for entry in entries}
+            reader.expect_end()
+    except OSError as error:
+        raise LoadError(f"{path.name} cannot be read: {error.strerror or error}.") from error
+    return tensors, LoadedFile(path=path.name, size=reader.size, sha256=reader.digest())
+
+
+def _read_header(reader: _HashingReader, path: Path) -> list[_Entry]:
+    length = int.from_bytes(reader.read(8), "little")
+    if length > _HEADER_BYTES_MAX:
+        raise LoadError(f"{path.name} is not a safetensors file: its header would be {length} bytes long.")
+    try:
+        header = json.loads(reader.read(length))
+        header.pop("__metadata__", None)
+        entries = [_parse_entry(name, item) for name, item in header.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{path.name} is not a safetensors file: its header cannot be parsed ({error}).") from error
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    position = 0
+    for entry in entries:
+        if entry.start != position:
+            raise LoadError(f"{path.name}: tensor {entry.name} does not follow the tensor before it.")
+        if entry.end - entry.start != _bytes_of(entry):
+            raise LoadError(f"{path.name}: the size of tensor {entry.name} contradicts its shape and type.")
+        position = entry.end
+    return entries
+
+
+def _parse_entry(name: str, item: dict[str, Any]) -> _Entry:
+    if item["dtype"] not in _DTYPES:
+        raise ValueError(f"tensor {name} has type {item['dtype']}, which this engine does not read")
+    shape = tuple(int(size) for size in item["shape"])
+    if any(size < 0 for size in shape):
+        raise ValueError(f"tensor {name} has a negative dimension")
+    start, end = (int(offset) for offset in item["data_offsets"])
+    return _Entry(name, _DTYPES[item["dtype"]], shape, start, end)
+
+
+def _bytes_of(entry: _Entry) -> int:
+    count = entry.dtype.itemsize
+    for size in entry.shape:
+        count *= size
+    return count
+
+
+def _read_tensor(reader: _HashingReader, entry: _Entry) -> torch.Tensor:
+    storage = torch.empty(entry.end - entry.start, dtype=torch.uint8)
+    if storage.numel():
+        reader.read_into(storage.numpy().data)
+    return storage.view(entry.dtype).reshape(entry.shape)
