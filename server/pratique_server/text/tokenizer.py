@@ -13,12 +13,6 @@ from typing import Any, Self
 
 from pratique_server.engine.protocol import LoadedFile
 from pratique_server.release.errors import ManifestError
-from pratique_server.release.files import (
-    TOKENIZER_BYTE_FILES,
-    TOKENIZER_JSON_FILES,
-    hash_bytes_file,
-    hash_json_file,
-)
 from pratique_server.release.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
@@ -49,9 +43,7 @@ class Tokenizer:
         if not folder.is_dir():
             raise TokenizerError(f"The tokenizer folder {folder} does not exist")
         before = _read_files(folder)
-        before = _stamps(folder)
         try:
-            files = _hash_files(folder)
             loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the libraries below raise anything, even bare Exception, for a broken file
             raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
@@ -144,21 +136,6 @@ def _read_files(folder: Path) -> TokenizerFiles:
         return read_tokenizer_files(folder)
     except (ManifestError, OSError) as error:
         raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
-
-
-def _hash_files(folder: Path) -> tuple[LoadedFile, ...]:
-    hashed = [
-        hash_json_file(folder / name, omitted)
-        for name, omitted in TOKENIZER_JSON_FILES.items()
-        if (folder / name).is_file()
-    ]
-    return (*hashed, *(hash_bytes_file(folder / name) for name in TOKENIZER_BYTE_FILES if (folder / name).is_file()))
-
-
-def _stamps(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Identity of each file's content as cheaply as the file system knows it."""
-    found = [path for name in (*TOKENIZER_JSON_FILES, *TOKENIZER_BYTE_FILES) if (path := folder / name).is_file()]
-    return {path.name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path in found if (stat := path.stat())}
 
 
 def _first_line(error: Exception) -> str:
