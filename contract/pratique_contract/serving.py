@@ -104,6 +104,7 @@ class ServingSpec(ContractModel):
     model: ModelSource
     tokenizer: TokenizerSource | None = None
     chat_template: str | None = None
+    chat_template_path: str | None = None  # a file to read instead: text kept in a Secret must not be copied in here
     quantization: QuantizationSpec = QuantizationSpec()
     engine: EngineSpec = EngineSpec()
     release: ReleaseSpec = ReleaseSpec()

@@ -92,6 +92,8 @@ def load_chat_template(spec: ServingSpec) -> ChatTemplate | None:
     """The template this spec serves with, or None when there is none anywhere."""
     if spec.chat_template is not None:
         return ChatTemplate(spec.chat_template, "spec")
+    if spec.chat_template_path is not None:
+        return ChatTemplate(_read_text(Path(spec.chat_template_path)), "spec")
     folder = Path(spec.tokenizer.path if spec.tokenizer is not None else spec.model.path)
     file = folder / TEMPLATE_FILE
     if file.is_file():
