@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     down = commands.add_parser("down", help="delete the cluster and stop our dockerd")
     down.add_argument("--purge", action="store_true", help="delete dockerd's data and firewall chains too")
     commands.add_parser("status", help="say what there is (exit 1 when the cluster does not serve)")
-    commands.add_parser("env", help="print exports for a shell: eval \"$(python -m e2e.cluster env)\"")
+    commands.add_parser("env", help='print exports for a shell: eval "$(python -m e2e.cluster env)"')
     build = commands.add_parser("images", help="build our images and load them into the node")
     build.add_argument("--output", type=Path, help="write an OCI archive instead of loading")
     kubectl = commands.add_parser("kubectl", help="run kubectl against the cluster: kubectl -- get pods")

@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import tarfile
+import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -88,9 +89,7 @@ class Image:
     def manifest(self) -> bytes:
         """The OCI manifest blob."""
         configuration = self.configuration()
-        layers = [
-            {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size} for layer in self.layers
-        ]
+        layers = [{"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size} for layer in self.layers]
         config = {"mediaType": CONFIG, "digest": digest(configuration), "size": len(configuration)}
         return _canonical({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers})
 
@@ -165,7 +164,6 @@ def _zstd(target: _Hashing) -> tuple[_Sink, Callable[[], None]]:
     assert process.stdin is not None
     assert process.stdout is not None
     source: IO[bytes] = process.stdout
-    import threading
 
     def pump() -> None:
         while block := source.read(BLOCK):

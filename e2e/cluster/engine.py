@@ -19,7 +19,7 @@ from pathlib import Path
 
 from e2e.cluster import pins
 from e2e.cluster.content import write_atomically
-from e2e.cluster.errors import ClusterError, CommandFailed
+from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.machine import Machine
 from e2e.cluster.progress import output, run, succeeds, tail
 
@@ -52,7 +52,7 @@ class Engine:
         """`running`, `exited`, ... or None when there is no such container."""
         try:
             return self.docker("container", "inspect", "--format", "{{.State.Status}}", name).strip()
-        except CommandFailed:
+        except CommandError:
             return None
 
 
@@ -74,7 +74,9 @@ class PrivateEngine:
 
     def _path(self) -> str:
         # Our docker client first: a newer one on the machine may refuse to talk to an engine as old as Debian's.
-        return f"{self._programs}/usr/bin:{self._programs}/usr/sbin:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+        return (
+            f"{self._programs}/usr/bin:{self._programs}/usr/sbin:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+        )
 
     def pid(self) -> int | None:
         """The process id while it runs. A reused pid is recognised by its command line."""
@@ -144,10 +146,10 @@ class PrivateEngine:
     def purge(self) -> None:
         """Delete its data and the firewall chains and bridges it left. Only after `stop`."""
         log = self._log
-        with contextlib.suppress(CommandFailed):
+        with contextlib.suppress(CommandError):
             run(["ip", "link", "delete", "docker0"], log=log)
         for table in ("nat", "filter"):
-            with contextlib.suppress(CommandFailed):
+            with contextlib.suppress(CommandError):
                 for command in leftover_rules(output(["iptables-save", "-t", table])):
                     run(["iptables", "-w", "-t", table, *command], log=log)
         shutil.rmtree(self._home, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Errors of the cluster tool.
 
 ClusterError            something in the world is not as needed; the message says what to do (exit 1)
-├── CommandFailed       a program exited with an error; carries the log's path and tail
-└── NeedsOperator       a person has to run a command first (exit 2)
+├── CommandError        a program exited with an error; carries the log's path and tail
+└── PrivilegeError      a person with more rights has to run a command first (exit 2)
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class ClusterError(Exception):
     exit_code = 1
 
 
-class NeedsOperator(ClusterError):
-    """Only a person with more rights can go on."""
+class PrivilegeError(ClusterError):
+    """Only a person with more rights can go on; the message holds the command."""
 
     exit_code = 2
 
 
-class CommandFailed(ClusterError):
+class CommandError(ClusterError):
     """A program failed; `tail` is the end of what it printed."""
 
     def __init__(self, *, command: str, code: int, log: Path | None, tail: str) -> None:

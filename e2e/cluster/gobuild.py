@@ -6,7 +6,7 @@ from pathlib import Path
 
 from e2e.cluster import pins
 from e2e.cluster.content import Cache, digest_of, digest_of_files
-from e2e.cluster.errors import ClusterError, CommandFailed
+from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.pins import GoModule
 from e2e.cluster.progress import Progress, output, run
 
@@ -17,7 +17,7 @@ def go_version() -> str:
     """What `go version` says; an error that names the cure when there is no Go."""
     try:
         return output(["go", "version"], cwd=pins.MODULES / "pause").strip()
-    except CommandFailed as error:
+    except CommandError as error:
         raise ClusterError(f"Go is needed to build the cluster's programs (https://go.dev/dl/): {error}") from error
 
 
@@ -68,7 +68,9 @@ def module_source(module_path: str, module: GoModule) -> Path:
     """Where Go unpacked the source of a dependency (kind's node image files are read from there)."""
     folder = pins.MODULES / module.name
     run_env = dict(ENVIRONMENT)
-    listed = output(["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module_path], env=run_env, cwd=folder).strip()
+    listed = output(
+        ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module_path], env=run_env, cwd=folder
+    ).strip()
     if not listed:
         output(["go", "mod", "download", module_path], env=run_env, cwd=folder, timeout_s=300)
         listed = output(["go", "list", "-m", "-f", "{{.Dir}}", module_path], env=run_env, cwd=folder).strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from e2e.cluster import dns, pins
 from e2e.cluster.content import write_atomically
 from e2e.cluster.engine import Engine
-from e2e.cluster.errors import ClusterError, CommandFailed
+from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.machine import Machine
 from e2e.cluster.progress import Progress, output, run, succeeds
 from e2e.cluster.settings import NODE_PORTS, Settings
@@ -106,8 +107,8 @@ class Kind:
             command += ["--wait", f"{CREATE_WAIT_S}s", "--kubeconfig", str(self._settings.kubeconfig)]
             try:
                 run(command, log=self._log, env=self._environment)
-            except CommandFailed:
-                with contextlib.suppress(CommandFailed):
+            except CommandError:
+                with contextlib.suppress(CommandError):
                     logs = str(self._settings.logs / "kind-export")
                     run(["kind", "export", "logs", logs, "--name", pins.CLUSTER], log=self._log, env=self._environment)
                 self.delete()
@@ -115,18 +116,19 @@ class Kind:
 
     def start(self, *, progress: Progress) -> bool:
         """Bring a stopped node container back; False when the cluster does not answer afterwards."""
-        with progress.step("Starting the node container again", usual_s=20):
-            with contextlib.suppress(CommandFailed):
-                self._engine.docker("start", pins.NODE)
-                self._wait_for_api()
-                return True
+        with progress.step("Starting the node container again", usual_s=20), contextlib.suppress(CommandError):
+            self._engine.docker("start", pins.NODE)
+            self._wait_for_api()
+            return True
         return False
 
     def _wait_for_api(self) -> None:
         deadline = time.monotonic() + READY_WAIT_S
         while not succeeds(["kubectl", "get", "--raw", "/readyz"], env=self._environment, timeout_s=10):
             if time.monotonic() > deadline:
-                raise CommandFailed(command="kubectl get --raw /readyz", code=1, log=None, tail="the API does not answer")
+                raise CommandError(
+                    command="kubectl get --raw /readyz", code=1, log=None, tail="the API does not answer"
+                )
             time.sleep(1)
 
     def delete(self) -> None:
@@ -142,7 +144,7 @@ class Kind:
         try:
             kinds = "nodes,deployments.apps"
             found = json.loads(self.kubectl("get", kinds, "-n", "kube-system", "-o", "json", timeout_s=10))
-        except (CommandFailed, ValueError):
+        except (CommandError, ValueError):
             return False
         return not problems(found["items"])
 
@@ -164,7 +166,7 @@ class Kind:
             found = json.loads(self.kubectl("get", "nodes,deployments.apps", "-n", "kube-system", "-o", "json"))
             classes = json.loads(self.kubectl("get", "storageclasses", "-o", "json"))
             server = self.kubectl("get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec.clusterIP}")
-        except CommandFailed as error:
+        except CommandError as error:
             return str(error)
         first = next(iter(problems(found["items"])), None)
         if first is not None:
@@ -181,7 +183,12 @@ class Kind:
         command = ["docker", "exec", "--interactive", pins.NODE, "timeout", "5", "bash", "-c", script]
         try:
             finished = subprocess.run(
-                command, input=dns.query(DNS_NAME), capture_output=True, env=_merged(self._environment), timeout=15, check=False
+                command,
+                input=dns.query(DNS_NAME),
+                capture_output=True,
+                env=_merged(self._environment),
+                timeout=15,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return False
@@ -190,7 +197,7 @@ class Kind:
     def _proxy_log(self) -> str:
         try:
             return self.kubectl("logs", "-n", "kube-system", "daemonset/kube-proxy", "--tail=15")
-        except CommandFailed as error:
+        except CommandError as error:
             return str(error)
 
 
@@ -205,7 +212,9 @@ def problems(items: list[dict[str, Any]]) -> list[str]:
         if conditions.get("Ready") != "True":
             found.append(f"node {node['metadata']['name']} is not Ready")
     available = {
-        item["metadata"]["name"]: item["status"].get("availableReplicas", 0) for item in items if item["kind"] == "Deployment"
+        item["metadata"]["name"]: item["status"].get("availableReplicas", 0)
+        for item in items
+        if item["kind"] == "Deployment"
     }
     if not available.get("coredns"):
         found.append("CoreDNS is not available")
@@ -227,12 +236,8 @@ def fetch_kubectl(engine: Engine, tools: Path) -> None:
 
 
 def _path() -> str:
-    import os
-
     return os.environ.get("PATH", os.defpath)
 
 
 def _merged(extra: Mapping[str, str]) -> dict[str, str]:
-    import os
-
     return dict(os.environ, **extra)

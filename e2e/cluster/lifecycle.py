@@ -17,7 +17,7 @@ from pathlib import Path
 from e2e.cluster import gobuild, kind, nodeimage, packages, pins, rootfs
 from e2e.cluster.content import Cache
 from e2e.cluster.engine import Engine, PrivateEngine
-from e2e.cluster.errors import ClusterError, CommandFailed
+from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.kind import Kind, Record
 from e2e.cluster.machine import Machine
 from e2e.cluster.progress import Progress, output
@@ -74,7 +74,7 @@ def up(context: Context, *, recreate: bool = False) -> None:
 def _check_existing(context: Context) -> None:
     try:
         server = output(["kubectl", "version", "-o", "json"], timeout_s=20)
-    except CommandFailed as error:
+    except CommandError as error:
         raise ClusterError(f"the current kubeconfig reaches no cluster: {error}") from error
     context.progress.say(f"Using the existing cluster of the current kubeconfig ({len(server)} bytes of version facts)")
 
@@ -107,7 +107,7 @@ def _published(context: Context) -> bool:
         context.progress.say(f"Pulling {pins.PUBLISHED_NODE_IMAGE}")
         try:
             engine.docker("pull", pins.PUBLISHED_NODE_IMAGE, timeout_s=900)
-        except CommandFailed as error:
+        except CommandError as error:
             context.progress.say(f"It cannot be pulled, building it instead: {error}")
             return False
     if not shutil.which("kind"):
@@ -175,7 +175,7 @@ def _remove_old_images(engine: Engine, *, keep: str) -> None:
     ours = [name for name in listed if name.startswith((pins.LOCAL_NODE_REPOSITORY, pins.BASE_NODE_REPOSITORY))]
     for name in ours:
         if name.rpartition(":")[2] != tag:
-            with contextlib.suppress(CommandFailed):  # still used by a container
+            with contextlib.suppress(CommandError):  # still used by a container
                 engine.docker("image", "rm", name)
 
 
@@ -229,7 +229,7 @@ def down(context: Context, *, purge: bool) -> None:
 
 
 def _remove_networks(engine: Engine) -> None:
-    with contextlib.suppress(CommandFailed):
+    with contextlib.suppress(CommandError):
         engine.docker("network", "rm", "kind")
 
 

@@ -29,7 +29,9 @@ RUNTIME = ("containerd", "ctr", "containerd-shim-runc-v2", "crictl")
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 UNITS = ("kubelet", "containerd", "undo-mount-hacks")
 NETWORK_TOOLS = ("nft", "conntrack", "ip", "xtables-nft-multi", "kmod")
-IPTABLES_NAMES = tuple(f"{family}{action}" for family in ("iptables", "ip6tables") for action in ("", "-save", "-restore"))
+IPTABLES_NAMES = tuple(
+    f"{family}{action}" for family in ("iptables", "ip6tables") for action in ("", "-save", "-restore")
+)
 XTABLES = "usr/lib/x86_64-linux-gnu/xtables"
 
 
@@ -59,7 +61,9 @@ def build(
     with tempfile.TemporaryDirectory(prefix="node-image-", dir=work) as scratch:
         stage = Path(scratch)
         with progress.step("Packing the node's base image", usual_s=10):
-            _load_base(base_name, engine=engine, root=root, programs=programs, machine=machine, kind=source, stage=stage)
+            _load_base(
+                base_name, engine=engine, root=root, programs=programs, machine=machine, kind=source, stage=stage
+            )
         with progress.step("Packing the Kubernetes images", usual_s=25):
             tarball = _server_tarball(stage, root=root, programs=programs, kind=source)
         with progress.step("Building the node image with kind", usual_s=30):
@@ -94,7 +98,9 @@ def _load_base(
     configuration.write_text(containerd_configuration(configuration.read_text(), sys_resource=machine.sys_resource))
     specification = json.loads(output([programs["ctr"], "oci", "spec"]))
     (overlay / "etc/containerd/cri-base.json").write_text(json.dumps(pod_specification(specification)))
-    layer = archive.write_layer(stage / "base.tar", [Source(root, keep_owner=True), Source(overlay)], compression="none")
+    layer = archive.write_layer(
+        stage / "base.tar", [Source(root, keep_owner=True), Source(overlay)], compression="none"
+    )
     entrypoint = ["/usr/local/bin/entrypoint", "/sbin/init"]
     # systemd stops on SIGRTMIN+3 and looks for `container` to know where it is.
     config = {"Env": [PATH_VARIABLE, "container=docker"], "StopSignal": "SIGRTMIN+3", "Entrypoint": entrypoint}
@@ -161,7 +167,7 @@ def expected_names(listed: str, *, kind_sources: str, containerd_config: str) ->
     From `kubeadm config images list`, from the constants in kind's sources, and from the sandbox image in containerd's
     configuration (a second name for the pause image).
     """
-    names = {line.rpartition(":")[0].rpartition("/")[2]: (line,) for line in listed.split()}
+    names: dict[str, tuple[str, ...]] = {line.rpartition(":")[0].rpartition("/")[2]: (line,) for line in listed.split()}
     for key, constant in (
         ("kindnetd", "kindnetdImage"),
         ("local-path-provisioner", "storageProvisionerImage"),

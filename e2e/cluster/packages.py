@@ -6,7 +6,7 @@ from pathlib import Path
 
 from e2e.cluster import pins
 from e2e.cluster.content import Cache, digest_of
-from e2e.cluster.errors import CommandFailed, NeedsOperator
+from e2e.cluster.errors import CommandError, PrivilegeError
 from e2e.cluster.machine import Machine
 from e2e.cluster.progress import Progress, run
 
@@ -25,13 +25,13 @@ def install_missing(machine: Machine, *, progress: Progress, logs: Path) -> None
         return
     command = [*APT, "install", "--yes", "--no-install-recommends", *missing]
     if not machine.root:
-        raise NeedsOperator(f"some packages are missing; run: sudo {' '.join(command)}")
+        raise PrivilegeError(f"some packages are missing; run: sudo {' '.join(command)}")
     log = logs / "apt.log"
     environment = {"DEBIAN_FRONTEND": "noninteractive"}
     with progress.step(f"Installing {', '.join(missing)}", usual_s=15):
         try:
             run(command, log=log, env=environment)
-        except CommandFailed:
+        except CommandError:
             # Images of Debian come without package lists; a stale list fails in the same way.
             run([*APT, "update"], log=log, env=environment)
             run(command, log=log, env=environment)
@@ -40,7 +40,7 @@ def install_missing(machine: Machine, *, progress: Progress, logs: Path) -> None
 def engine_root(cache: Cache, machine: Machine, *, progress: Progress, logs: Path) -> Path:
     """The unpacked container engine: a directory with usr/bin and usr/sbin."""
     if not machine.root:
-        raise NeedsOperator("a private container engine needs root; run as root, or start docker yourself")
+        raise PrivilegeError("a private container engine needs root; run as root, or start docker yourself")
     key = digest_of("debs", pins.UNPACKED_PACKAGES, pins.DEBIAN_SUITE)
     if cache.has("engine", key):
         return cache.path("engine", key)
@@ -51,7 +51,7 @@ def engine_root(cache: Cache, machine: Machine, *, progress: Progress, logs: Pat
         downloads.mkdir()
         try:
             run([*APT, "download", *pins.UNPACKED_PACKAGES], log=log, cwd=downloads)
-        except CommandFailed:
+        except CommandError:
             run([*APT, "update"], log=log)
             run([*APT, "download", *pins.UNPACKED_PACKAGES], log=log, cwd=downloads)
         for package in sorted(downloads.glob("*.deb")):

@@ -72,14 +72,12 @@ class GoModule:
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _CNI = "github.com/containernetworking/plugins/plugins"
 
+KUBERNETES_PROGRAMS = (
+    "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl", "kubeadm",
+)  # fmt: skip
 KUBERNETES_MODULE = GoModule(
     name="kubernetes",
-    packages=tuple(
-        f"k8s.io/kubernetes/cmd/{program}"
-        for program in (
-            "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl", "kubeadm",
-        )  # fmt: skip
-    ),
+    packages=tuple(f"k8s.io/kubernetes/cmd/{program}" for program in KUBERNETES_PROGRAMS),
     usual_s=320,
     variables=(
         (f"{_VERSION_PACKAGE}.gitVersion", KUBERNETES),
@@ -112,7 +110,8 @@ GO_MODULES = (
     GoModule(
         name="cni",
         packages=tuple(
-            f"{_CNI}/{plugin}" for plugin in ("ipam/host-local", "main/loopback", "main/ptp", "main/bridge", "meta/portmap")
+            f"{_CNI}/{plugin}"
+            for plugin in ("ipam/host-local", "main/loopback", "main/ptp", "main/bridge", "meta/portmap")
         ),
         usual_s=15,
     ),

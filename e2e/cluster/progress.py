@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from e2e.cluster.errors import CommandFailed
+from e2e.cluster.errors import CommandError
 
 HEARTBEAT_S = 20.0
 TAIL_LINES = 25
@@ -73,7 +73,7 @@ def run(
     cwd: Path | None = None,
     stdin: IO[bytes] | None = None,
 ) -> None:
-    """Run a program with its output in `log` (appended); raise CommandFailed with the tail of what it printed."""
+    """Run a program with its output in `log` (appended); raise CommandError with the tail of what it printed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         begin = sink.tell()
@@ -90,7 +90,7 @@ def run(
         with log.open("rb") as source:
             source.seek(begin)
             output = source.read().decode(errors="replace")
-        raise CommandFailed(command=_shown(command), code=finished.returncode, log=log, tail=tail(output))
+        raise CommandError(command=_shown(command), code=finished.returncode, log=log, tail=tail(output))
 
 
 def output(
@@ -101,7 +101,7 @@ def output(
     stdin: str | None = None,
     timeout_s: float = 120.0,
 ) -> str:
-    """Standard output of a short program; raise CommandFailed when it fails or takes too long."""
+    """Standard output of a short program; raise CommandError when it fails or takes too long."""
     try:
         finished = subprocess.run(
             [str(part) for part in command],
@@ -115,12 +115,12 @@ def output(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise CommandFailed(command=_shown(command), code=124, log=None, tail=f"no answer in {timeout_s}s") from error
+        raise CommandError(command=_shown(command), code=124, log=None, tail=f"no answer in {timeout_s}s") from error
     except OSError as error:
-        raise CommandFailed(command=_shown(command), code=127, log=None, tail=str(error)) from error
+        raise CommandError(command=_shown(command), code=127, log=None, tail=str(error)) from error
     if finished.returncode != 0:
         text = finished.stderr or finished.stdout
-        raise CommandFailed(command=_shown(command), code=finished.returncode, log=None, tail=tail(text))
+        raise CommandError(command=_shown(command), code=finished.returncode, log=None, tail=tail(text))
     return finished.stdout
 
 
@@ -128,7 +128,7 @@ def succeeds(command: Sequence[str | Path], *, env: Mapping[str, str] | None = N
     """Whether a short program exits with 0."""
     try:
         output(command, env=env, timeout_s=timeout_s)
-    except CommandFailed:
+    except CommandError:
         return False
     return True
 

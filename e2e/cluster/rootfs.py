@@ -9,7 +9,7 @@ from pathlib import Path
 
 from e2e.cluster import pins
 from e2e.cluster.content import Cache, digest_of
-from e2e.cluster.errors import NeedsOperator
+from e2e.cluster.errors import PrivilegeError
 from e2e.cluster.machine import Machine
 from e2e.cluster.progress import Progress, run
 
@@ -70,13 +70,20 @@ def build(
     if cache.has("root", key):
         return cache.entry("root", key, lambda _: None) / "root"
     if not machine.root:
-        raise NeedsOperator("debootstrap needs root to set owners and to run maintainer scripts; run as root")
+        raise PrivilegeError("debootstrap needs root to set owners and to run maintainer scripts; run as root")
 
     def bootstrap(target: Path) -> None:
         root = target / "root"
         log = logs / f"debootstrap-{recipe.name}.log"
         packages = ",".join(recipe.packages)
-        command = ["debootstrap", "--variant=minbase", f"--include={packages}", pins.DEBIAN_SUITE, root, mirror]
+        command: list[str | Path] = [
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={packages}",
+            pins.DEBIAN_SUITE,
+            root,
+            mirror,
+        ]
         run(command, log=log)
         slim(root, recipe.delete)
         if recipe.account:
