@@ -25,28 +25,12 @@ NAME: Final = f"{constants.PLURAL}.{constants.GROUP}"
 # The scale subresource reads the stored object, so this one default must be stored.
 STORED_DEFAULTS: Final = frozenset({"spec.replicas"})
 
-_KEPT: Final = frozenset(
-    [
-        "type",
-        "description",
-        "enum",
-        "format",
-        "pattern",
-        "minLength",
-        "maxLength",
-        "minimum",
-        "maximum",
-        "minItems",
-        "maxItems",
-        "maxProperties",
-        "required",
-        "x-kubernetes-validations",
-        "x-kubernetes-list-type",
-        "x-kubernetes-list-map-keys",
-        "x-kubernetes-int-or-string",
-        "x-kubernetes-preserve-unknown-fields",
-    ]
-)
+_KEPT: Final = {
+    *("type", "description", "enum", "format", "pattern", "required"),
+    *("minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "maxProperties"),
+    *("x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+    *("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"),
+}
 _DROPPED: Final = frozenset({"title", "default", "$defs"})
 
 

@@ -1,0 +1,168 @@
+"""The children of a service: per revision a ConfigMap, a Service and a Deployment; once the ServiceAccount, the entry Service and the
+PodDisruptionBudget. A revision's Deployment never changes its template: a change of anything in it is another revision.
+"""
+
+from typing import Any
+
+from pratique_contract import constants
+from pratique_contract.canonical import digest_json
+from pratique_operator import kinds, labels, names
+from pratique_operator.kinds import Kind
+from pratique_operator.revision import Target
+
+Manifest = dict[str, Any]
+
+
+def _child(
+    kind: Kind, name: str, *, owner: Manifest, child_labels: dict[str, str], annotations: dict[str, str], **body: Any
+) -> Manifest:
+    """One object with labels, owner and the hash of its own intent, which shows when a field we used to set is gone."""
+    manifest: Manifest = {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {
+            "name": name,
+            "namespace": owner["metadata"]["namespace"],
+            "labels": child_labels,
+            "annotations": annotations,
+            "ownerReferences": [owner_reference(owner)],
+        },
+        **body,
+    }
+    annotations[constants.ANNOTATION_SPEC_HASH] = digest_json(manifest)
+    return manifest
+
+
+def owner_reference(owner: Manifest) -> Manifest:
+    """Children go with their service through garbage collection, whether the operator runs or not."""
+    return {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def build_service_account(owner: Manifest) -> Manifest:
+    """An account without rights or token, so that the pods do not run as ``default``."""
+    service = owner["metadata"]["name"]
+    return _child(
+        kinds.SERVICE_ACCOUNT,
+        names.entry(service),
+        owner=owner,
+        child_labels=labels.service_labels(service),
+        annotations={},
+        automountServiceAccountToken=False,
+    )
+
+
+def build_config_map(owner: Manifest, target: Target) -> Manifest:
+    """What the revision's pods read: the serving document and the release record. Immutable."""
+    service = owner["metadata"]["name"]
+    return _child(
+        kinds.CONFIG_MAP,
+        names.revision_child(service, target.revision),
+        owner=owner,
+        child_labels=labels.revision_labels(service, target.revision),
+        annotations={},
+        immutable=True,
+        data=dict(target.config_data),
+    )
+
+
+def build_revision_service(owner: Manifest, target: Target) -> Manifest:
+    """One revision's verified pods under their own name, whatever the entry points at."""
+    service = owner["metadata"]["name"]
+    return _child(
+        kinds.SERVICE,
+        names.revision_child(service, target.revision),
+        owner=owner,
+        child_labels=labels.revision_labels(service, target.revision),
+        annotations={},
+        spec={
+            "type": "ClusterIP",
+            "selector": labels.revision_selector(service, target.revision),
+            "ports": [
+                _port(constants.API_PORT_NAME, names.ENTRY_PORT),
+                _port(constants.MANAGEMENT_PORT_NAME, constants.MANAGEMENT_PORT),
+            ],
+        },
+    )
+
+
+def build_entry_service(owner: Manifest, revision: str) -> Manifest:
+    """The address clients use. Its selector names one revision; promotion moves it and restarts nothing."""
+    service = owner["metadata"]["name"]
+    return _child(
+        kinds.SERVICE,
+        names.entry(service),
+        owner=owner,
+        child_labels=labels.service_labels(service),
+        annotations={},
+        spec={
+            "type": "ClusterIP",
+            "selector": labels.revision_selector(service, revision),
+            "ports": [_port(constants.API_PORT_NAME, names.ENTRY_PORT)],
+        },
+    )
+
+
+def _port(name: str, port: int) -> Manifest:
+    return {"name": name, "port": port, "targetPort": name, "protocol": "TCP"}
+
+
+def build_disruption_budget(owner: Manifest, revision: str) -> Manifest:
+    """Evictions take one serving pod at a time. Only the serving revision counts: a broken candidate must not block a node's drain."""
+    service = owner["metadata"]["name"]
+    return _child(
+        kinds.POD_DISRUPTION_BUDGET,
+        names.entry(service),
+        owner=owner,
+        child_labels=labels.service_labels(service),
+        annotations={},
+        spec={
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": labels.revision_selector(service, revision)},
+        },
+    )
+
+
+def build_deployment(
+    owner: Manifest, target: Target, *, replicas: int, served_at: str | None, progress_deadline_seconds: int
+) -> Manifest:
+    """The revision's pods. Within one revision only scaling and repair happen, so no surge."""
+    service = owner["metadata"]["name"]
+    name = names.revision_child(service, target.revision)
+    own = labels.revision_labels(service, target.revision)
+    annotations: dict[str, str] = {}
+    if target.fingerprint is not None:
+        annotations[constants.ANNOTATION_FINGERPRINT] = target.fingerprint
+    if target.model_revision is not None:
+        annotations[constants.ANNOTATION_MODEL_REVISION] = target.model_revision
+    metadata = target.template["metadata"]
+    pod_metadata: Manifest = {"labels": {**metadata.get("labels", {}), **own}}
+    pod_annotations = {**metadata.get("annotations", {}), **annotations}
+    if pod_annotations:
+        pod_metadata["annotations"] = pod_annotations
+    pod = dict(target.template["spec"])
+    pod["volumes"] = [{"name": names.VOLUME_CONFIG, "configMap": {"name": name}}, *pod["volumes"]]
+    if served_at is not None:
+        annotations = {**annotations, names.ANNOTATION_SERVED_AT: served_at}
+    return _child(
+        kinds.DEPLOYMENT,
+        name,
+        owner=owner,
+        child_labels=own,
+        annotations=dict(annotations),
+        spec={
+            "replicas": replicas,
+            "revisionHistoryLimit": 0,
+            "progressDeadlineSeconds": progress_deadline_seconds,
+            "selector": {"matchLabels": labels.revision_selector(service, target.revision)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "template": {"metadata": pod_metadata, "spec": pod},
+        },
+    )

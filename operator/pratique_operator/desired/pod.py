@@ -1,0 +1,169 @@
+"""The pod of one revision: restricted security, offline, read-only, three probes and a drain that outlives its streams.
+
+It carries everything but the revision's own labels; those are added once the revision, a hash of this, is known.
+"""
+
+import math
+from typing import Any, Final
+
+from pratique_contract import constants
+from pratique_operator import names
+from pratique_operator.config import OperatorConfig
+from pratique_operator.pod_types import PodOptions, to_plain
+from pratique_operator.sources import Mount, build_mount
+from pratique_operator.types import InferenceServiceSpec
+
+Manifest = dict[str, Any]
+
+USER_ID: Final = 65532
+TMP_SIZE_LIMIT: Final = "2Gi"
+STARTUP_PERIOD_SECONDS: Final = 5
+# The kubelet kills at the end of the grace period; the server needs a moment after its last stream.
+GRACE_MARGIN_SECONDS: Final = 10
+
+_COMMON_ENV: Final = (
+    {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the only writable folder of the container
+    {"name": "HF_HUB_OFFLINE", "value": "1"},
+)
+
+
+def image_of(spec: InferenceServiceSpec, config: OperatorConfig) -> str:
+    """The server image: the spec's, else the operator's."""
+    return spec.engine.image or config.server_image
+
+
+def build_pod_template(spec: InferenceServiceSpec, *, service: str, config: OperatorConfig) -> Manifest:
+    """``metadata`` (the user's labels and annotations) and ``spec`` without anything that names the revision."""
+    options = spec.template.spec if spec.template is not None and spec.template.spec is not None else PodOptions()
+    mounts = _mounts(spec, config)
+    pod: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "serviceAccountName": options.service_account_name or names.entry(service),
+        "terminationGracePeriodSeconds": spec.drain.pre_stop_seconds
+        + spec.drain.deadline_seconds
+        + GRACE_MARGIN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(spec, options, mounts, config)],
+        "volumes": [
+            {"name": names.VOLUME_TMP, "emptyDir": {"sizeLimit": TMP_SIZE_LIMIT}},
+            *(mount.volume for mount in mounts),
+        ],
+        **_placement(options),
+    }
+    metadata = to_plain(spec.template.metadata if spec.template is not None else None)
+    return {"metadata": metadata, "spec": pod}
+
+
+def _placement(options: PodOptions) -> Manifest:
+    values = to_plain(options)
+    wanted = (
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "topologySpreadConstraints",
+        "priorityClassName",
+        "runtimeClassName",
+        "imagePullSecrets",
+    )
+    return {name: values[name] for name in wanted if values.get(name)}
+
+
+def _mounts(spec: InferenceServiceSpec, config: OperatorConfig) -> list[Mount]:
+    mounts = [
+        build_mount(
+            spec.model.uri,
+            field="spec.model.uri",
+            volume=names.VOLUME_MODEL,
+            path=names.MODEL_PATH,
+            allow_file_sources=config.allow_file_sources,
+        )
+    ]
+    if spec.tokenizer is not None:
+        mounts.append(
+            build_mount(
+                spec.tokenizer.uri,
+                field="spec.tokenizer.uri",
+                volume=names.VOLUME_TOKENIZER,
+                path=names.TOKENIZER_PATH,
+                allow_file_sources=config.allow_file_sources,
+            )
+        )
+    if spec.chat_template is not None and spec.chat_template.secret_key_ref is not None:
+        ref = spec.chat_template.secret_key_ref
+        items = [{"key": ref.key, "path": ref.key}]
+        mounts.append(_secret_mount(names.VOLUME_TEMPLATE, names.TEMPLATE_DIR, ref.name, items=items))
+    if spec.auth is not None:
+        mounts.append(_secret_mount(names.VOLUME_KEYS, names.KEYS_DIR, spec.auth.api_key_secret_ref.name))
+    return mounts
+
+
+def _secret_mount(volume: str, path: str, secret: str, **more: Any) -> Mount:
+    return Mount(
+        {"name": volume, "secret": {"secretName": secret, **more}},
+        {"name": volume, "mountPath": path, "readOnly": True},
+    )
+
+
+def _container(
+    spec: InferenceServiceSpec, options: PodOptions, mounts: list[Mount], config: OperatorConfig
+) -> Manifest:
+    values = to_plain(options)
+    container: Manifest = {
+        "name": names.CONTAINER,
+        "image": image_of(spec, config),
+        "imagePullPolicy": config.image_pull_policy,
+        "args": ["serve", "--config", constants.SERVING_PATH],
+        "env": [*_COMMON_ENV, *values.get("env", ())],
+        "ports": [
+            {"name": constants.API_PORT_NAME, "containerPort": constants.API_PORT, "protocol": "TCP"},
+            {"name": constants.MANAGEMENT_PORT_NAME, "containerPort": constants.MANAGEMENT_PORT, "protocol": "TCP"},
+        ],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": names.VOLUME_CONFIG, "mountPath": constants.CONFIG_DIR, "readOnly": True},
+            {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
+            *(mount.mount for mount in mounts),
+        ],
+        **_probes(spec),
+    }
+    if values.get("resources"):
+        container["resources"] = values["resources"]
+    if spec.drain.pre_stop_seconds:
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": spec.drain.pre_stop_seconds}}}
+    return container
+
+
+def _probes(spec: InferenceServiceSpec) -> Manifest:
+    """The startup probe passes with the verdict and prints its reason, so ``kubectl describe pod`` shows why a pod waits.
+    Liveness never depends on the verdict: a restart does not cure a wrong artefact."""
+    return {
+        "startupProbe": {
+            "exec": {"command": ["python3", "-m", "pratique_server.probe", "startupz"]},
+            "periodSeconds": STARTUP_PERIOD_SECONDS,
+            "timeoutSeconds": 5,
+            "failureThreshold": math.ceil(spec.startup.timeout_seconds / STARTUP_PERIOD_SECONDS),
+        },
+        "readinessProbe": _http_probe(constants.READYZ_PATH, period=2, failures=2),
+        "livenessProbe": _http_probe(constants.LIVEZ_PATH, period=10, failures=6),
+    }
+
+
+def _http_probe(path: str, *, period: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": constants.MANAGEMENT_PORT_NAME},
+        "periodSeconds": period,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,84 @@
+"""The document a pod serves from: the CR mapped onto the contract's ``ServingSpec``."""
+
+import re
+from typing import Any, Final
+
+from pratique_contract import constants, serving
+from pratique_contract.record import ReleaseRecord
+from pratique_operator import names
+from pratique_operator.schema import quantity_value
+from pratique_operator.types import EngineSpec, InferenceServiceSpec
+
+_IMAGE_DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
+
+
+def build_serving(
+    spec: InferenceServiceSpec,
+    *,
+    service: str,
+    namespace: str,
+    image: str,
+    chat_template: str | None,
+    record: ReleaseRecord | None,
+) -> serving.ServingSpec:
+    """Map the spec; the revision is filled in once it is known, because it is a hash of this document too."""
+    secret_template = spec.chat_template.secret_key_ref if spec.chat_template is not None else None
+    return serving.ServingSpec(
+        service=service,
+        namespace=namespace,
+        revision="",
+        served_model_name=spec.model.name or service,
+        model=serving.ModelSource(path=names.MODEL_PATH, uri=spec.model.uri, revision=spec.model.revision),
+        tokenizer=None
+        if spec.tokenizer is None
+        else serving.TokenizerSource(path=names.TOKENIZER_PATH, uri=spec.tokenizer.uri),
+        chat_template=chat_template,
+        chat_template_path=None if secret_template is None else f"{names.TEMPLATE_DIR}/{secret_template.key}",
+        quantization=serving.QuantizationSpec(method=spec.quantization.method, dtype=spec.quantization.dtype),
+        engine=_build_engine(spec.engine, image),
+        release=serving.ReleaseSpec(
+            fingerprint=spec.release.fingerprint or (None if record is None else record.fingerprint),
+            policy=spec.release.policy,
+            record_path=None if record is None else constants.RECORD_PATH,
+        ),
+        limits=serving.LimitsSpec(**_given(spec.limits)),
+        drain=serving.DrainSpec(
+            pre_stop_seconds=spec.drain.pre_stop_seconds, deadline_seconds=spec.drain.deadline_seconds
+        ),
+        api_keys_path=None if spec.auth is None else names.KEYS_DIR,
+        **_without_none(probe_timeout_seconds=spec.startup.probe_timeout_seconds),
+    )
+
+
+def _build_engine(engine: EngineSpec, image: str) -> serving.EngineSpec:
+    digest = _IMAGE_DIGEST.search(image)
+    cache = engine.kv_cache
+    memory = quantity_value(cache.memory) if cache is not None and cache.memory is not None else None
+    kv_cache: dict[str, Any] = {}
+    if cache is not None:
+        kv_cache = _without_none(
+            blocks=cache.blocks,
+            memory_bytes=None if memory is None else int(memory),
+            block_size=cache.block_size,
+            dtype=cache.dtype,
+        )
+    return serving.EngineSpec(
+        name=engine.name,
+        image_digest=None if digest is None else digest[1],
+        kv_cache=serving.KvCacheSpec(**kv_cache),
+        args=engine.args or (),
+        **_without_none(
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            max_batched_tokens=engine.max_batched_tokens,
+        ),
+    )
+
+
+def _without_none(**values: Any) -> dict[str, Any]:
+    """Leave out what the user did not say, so that the server's own default applies."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _given(model: Any) -> dict[str, Any]:
+    return {} if model is None else dict(model.model_dump(exclude_none=True))

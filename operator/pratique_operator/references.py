@@ -1,0 +1,125 @@
+"""The ConfigMaps and Secrets a spec refers to. Their content can change a pod, so it is part of the revision.
+
+``required_references`` says what to read; ``observe`` reads it; ``References`` answers for it. The API keys' Secret is not here: the server
+reloads keys without a restart, so another key is not another revision.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pratique_contract import constants
+from pratique_contract.canonical import digest_bytes, digest_json
+from pratique_contract.record import RecordError as ContractRecordError
+from pratique_contract.record import ReleaseRecord
+from pratique_operator.errors import InvalidSpecError, RecordError
+from pratique_operator.types import InferenceServiceSpec
+
+RECORD_FIELD: Final = "spec.release.recordRef"
+
+
+@dataclass(frozen=True, order=True)
+class Reference:
+    """One object of the service's namespace: ``kind`` is ConfigMap or Secret."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class References:
+    """What was found: object data by reference, None for an object that does not exist."""
+
+    objects: Mapping[Reference, Mapping[str, Any] | None] = field(default_factory=dict)
+
+    def text(self, reference: Reference, key: str, *, where: str) -> str:
+        """The text under ``key``; raises ``InvalidSpecError`` naming ``where`` when it is not there."""
+        found = self.objects.get(reference)
+        if found is None:
+            raise InvalidSpecError(where, f"there is no {reference.kind} {reference.name} in this namespace")
+        if reference.kind == "ConfigMap" and key in found.get("data", {}):
+            return str(found["data"][key])
+        raw = found.get("binaryData" if reference.kind == "ConfigMap" else "data", {}).get(key)
+        if raw is None:
+            raise InvalidSpecError(where, f"{reference.kind} {reference.name} has no key {key}")
+        try:
+            return base64.b64decode(raw, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise InvalidSpecError(where, f"{reference.kind} {reference.name} key {key} is not text") from error
+
+
+def required_references(spec: InferenceServiceSpec) -> frozenset[Reference]:
+    """Every object whose content can change a pod."""
+    found: set[Reference] = set()
+    if spec.release.record_ref is not None:
+        found.add(Reference("ConfigMap", spec.release.record_ref.name))
+    found.update(reference for reference, _, _ in _key_references(spec))
+    return frozenset(found)
+
+
+def _key_references(spec: InferenceServiceSpec) -> list[tuple[Reference, str, str]]:
+    """(object, key, where in the spec) of each single key."""
+    found: list[tuple[Reference, str, str]] = []
+    template = spec.chat_template
+    if template is not None and template.config_map_key_ref is not None:
+        ref = template.config_map_key_ref
+        found.append((Reference("ConfigMap", ref.name), ref.key, "spec.chatTemplate.configMapKeyRef"))
+    if template is not None and template.secret_key_ref is not None:
+        ref = template.secret_key_ref
+        found.append((Reference("Secret", ref.name), ref.key, "spec.chatTemplate.secretKeyRef"))
+    options = spec.template.spec if spec.template is not None else None
+    for variable in (options.env if options is not None else None) or ():
+        source = variable.value_from
+        if source is not None and source.config_map_key_ref is not None:
+            ref = source.config_map_key_ref
+            found.append((Reference("ConfigMap", ref.name), ref.key, f"spec.template.spec.env[{variable.name}]"))
+        if source is not None and source.secret_key_ref is not None:
+            ref = source.secret_key_ref
+            found.append((Reference("Secret", ref.name), ref.key, f"spec.template.spec.env[{variable.name}]"))
+    return found
+
+
+def digest_references(spec: InferenceServiceSpec, references: References) -> str:
+    """One digest over the content of every referenced key; raises ``InvalidSpecError`` when one is missing."""
+    return digest_json(
+        {
+            f"{where}/{reference.kind}/{reference.name}/{key}": digest_bytes(
+                references.text(reference, key, where=where).encode()
+            )
+            for reference, key, where in _key_references(spec)
+        }
+    )
+
+
+def inline_chat_template(spec: InferenceServiceSpec, references: References) -> str | None:
+    """The template's text when it may stand in a ConfigMap: given inline or kept in one already."""
+    template = spec.chat_template
+    if template is None or template.secret_key_ref is not None:
+        return None
+    if template.config_map_key_ref is not None:
+        ref = template.config_map_key_ref
+        return references.text(Reference("ConfigMap", ref.name), ref.key, where="spec.chatTemplate.configMapKeyRef")
+    return template.inline
+
+
+def read_record(spec: InferenceServiceSpec, references: References) -> ReleaseRecord | None:
+    """The approved record, or None when none is named. Raises ``RecordError`` saying what is wrong with it."""
+    if spec.release.record_ref is None:
+        return None
+    name = spec.release.record_ref.name
+    try:
+        text = references.text(Reference("ConfigMap", name), constants.RECORD_FILE, where=RECORD_FIELD)
+        record = ReleaseRecord.from_json(text)
+    except InvalidSpecError as error:
+        raise RecordError(str(error)) from error
+    except ContractRecordError as error:
+        raise RecordError(f"{RECORD_FIELD}: ConfigMap {name}: {error}") from error
+    approved = spec.release.fingerprint
+    if approved is not None and record.fingerprint != approved:
+        raise RecordError(
+            f"{RECORD_FIELD}: ConfigMap {name} holds the record of {record.fingerprint}, "
+            f"but spec.release.fingerprint approves {approved}"
+        )
+    return record

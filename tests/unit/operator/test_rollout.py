@@ -1,0 +1,218 @@
+"""The planner: tables of single decisions, then seeded histories whose every step keeps the invariants."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+
+from pratique_operator.rollout import Plan, RevisionState, RolloutState, plan_rollout
+from pratique_operator.simulation import World, simulate
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+BEFORE = NOW - timedelta(hours=1)
+
+
+def serving(*, replicas: int = 2, ready: int = 2, served_at: datetime | None = BEFORE) -> RevisionState:
+    return RevisionState(replicas=replicas, pods=replicas, ready=ready, served_at=served_at)
+
+
+def starting(*, replicas: int = 2, ready: int = 0, waiting: int = 0) -> RevisionState:
+    return RevisionState(replicas=replicas, pods=replicas, ready=ready, waiting=waiting)
+
+
+def idle(served_at: datetime = BEFORE) -> RevisionState:
+    return RevisionState(served_at=served_at)
+
+
+def state(target: str | None = "new", **more: object) -> RolloutState:
+    base = RolloutState(target=target, replicas=2)
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def plan(observed: RolloutState) -> Plan:
+    return plan_rollout(observed, NOW)
+
+
+def test_first_deploy_creates_the_target_and_points_the_entry_at_it() -> None:
+    result = plan(state())
+    assert (result.entry, dict(result.replicas), result.remove, result.phase) == ("new", {"new": 2}, (), "Progressing")
+
+
+def test_unknown_target_leaves_everything_alone() -> None:
+    """Absent is not false: with the record missing nothing that serves may change."""
+    result = plan(state(None, entry="old", revisions={"old": serving()}, traffic=frozenset({"old"})))
+    assert (result.entry, dict(result.replicas), result.remove) == ("old", {}, ())
+
+
+def test_candidate_starts_beside_the_stable_and_takes_no_traffic() -> None:
+    result = plan(state(entry="old", revisions={"old": serving()}, traffic=frozenset({"old"})))
+    assert (result.entry, dict(result.replicas)) == ("old", {"old": 2, "new": 2})
+
+
+@pytest.mark.parametrize(("ready", "entry"), [(0, "old"), (1, "old"), (2, "new")])
+def test_entry_moves_only_when_every_candidate_pod_is_ready(ready: int, entry: str) -> None:
+    revisions = {"old": serving(), "new": starting(ready=ready)}
+    result = plan(state(entry="old", revisions=revisions, traffic=frozenset({"old"})))
+    assert (result.entry, result.replicas["old"]) == (entry, 2)
+
+
+def test_stable_is_not_shrunk_in_the_pass_that_moves_the_entry() -> None:
+    """kserve#4855: the old ReplicaSet went to 0 before the new one was ready."""
+    moved = state(entry="new", revisions={"old": serving(), "new": starting(ready=2)}, traffic=frozenset({"old"}))
+    assert plan(moved).replicas["old"] == 2
+    seen = replace(moved, traffic=frozenset({"new"}))
+    assert plan(seen).replicas["old"] == 0
+    assert plan(replace(moved, traffic=None)).replicas["old"] == 2
+
+
+def test_entry_returns_to_the_old_revision_when_the_new_one_loses_all_pods_before_the_old_are_gone() -> None:
+    observed = state(entry="new", revisions={"old": serving(), "new": serving(ready=0)}, traffic=frozenset())
+    assert plan(observed).entry == "old"
+
+
+def test_entry_moves_to_a_partly_ready_target_when_the_stable_has_no_ready_pod() -> None:
+    observed = state(entry="old", revisions={"old": serving(ready=0), "new": starting(ready=1)})
+    assert plan(observed).entry == "new"
+
+
+def test_broken_candidate_is_replaced_at_once_by_a_newer_spec() -> None:
+    """kthena#743: a broken group blocked the rollout of its own fix."""
+    revisions = {"old": serving(), "broken": starting(), "fix": starting()}
+    result = plan(state("fix", entry="old", revisions=revisions, traffic=frozenset({"old"})))
+    assert (result.remove, result.entry, result.replicas["old"]) == (("broken",), "old", 2)
+
+
+def test_broken_first_deploy_is_replaced_at_once_by_a_newer_spec() -> None:
+    first = state("fix", entry="broken", revisions={"broken": starting()}, traffic=frozenset())
+    assert plan(first).entry == "fix"
+    then = replace(first, entry="fix", revisions={"broken": starting(), "fix": starting()})
+    assert plan(then).remove == ("broken",)
+
+
+def test_change_back_to_the_stable_spec_removes_the_candidate_and_touches_nothing_else() -> None:
+    """dynamo#13620: a revert in mid-rollout deleted the serving generation."""
+    revisions = {"old": serving(), "new": starting(ready=1)}
+    result = plan(state("old", entry="old", revisions=revisions, traffic=frozenset({"old"})))
+    assert (result.entry, dict(result.replicas), result.remove) == ("old", {"old": 2}, ("new",))
+
+
+def test_scaling_applies_to_stable_and_candidate_during_a_rollout() -> None:
+    revisions = {"old": serving(), "new": starting()}
+    result = plan(state(entry="old", revisions=revisions, traffic=frozenset({"old"}), replicas=5))
+    assert dict(result.replicas) == {"old": 5, "new": 5}
+
+
+def test_paused_starts_no_revision_and_moves_no_traffic_but_scales() -> None:
+    revisions = {"old": serving()}
+    result = plan(state(entry="old", revisions=revisions, traffic=frozenset({"old"}), paused=True, replicas=3))
+    assert (result.entry, dict(result.replicas), result.phase) == ("old", {"old": 3}, "Paused")
+    assert plan(state(paused=True)).replicas == {}
+
+
+def test_recreate_starts_the_target_only_when_the_old_pods_are_gone() -> None:
+    observed = state(entry="old", revisions={"old": serving()}, traffic=frozenset({"old"}), strategy="Recreate")
+    assert dict(plan(observed).replicas) == {"old": 0, "new": 0}
+    gone = replace(observed, revisions={"old": idle(), "new": RevisionState()}, traffic=frozenset())
+    assert plan(gone).replicas["new"] == 2
+
+
+def test_unready_stable_makes_room_for_a_target_that_waits_for_it() -> None:
+    """LLMKube#192: the surge pod could not get a GPU, so nothing ever moved."""
+    revisions = {"old": serving(ready=0), "new": starting(waiting=1)}
+    assert plan(state(entry="old", revisions=revisions)).replicas["old"] == 0
+    with_one_ready = {"old": serving(ready=1), "new": starting(waiting=1)}
+    assert plan(state(entry="old", revisions=with_one_ready, traffic=frozenset({"old"}))).replicas["old"] == 2
+
+
+def test_history_keeps_the_last_revisions_that_served() -> None:
+    old = {f"old{n}": idle(NOW - timedelta(hours=n)) for n in range(1, 5)}
+    result = plan(state(entry="new", revisions={"new": serving(), **old}, traffic=frozenset({"new"})))
+    assert result.remove == ("old3", "old4")
+
+
+def test_revision_is_marked_as_served_once_it_has_endpoints() -> None:
+    fresh = RevisionState(replicas=2, pods=2, ready=2)
+    observed = state(entry="new", revisions={"new": fresh}, traffic=frozenset())
+    assert plan(observed).served == ()
+    assert plan(replace(observed, traffic=frozenset({"new"}))).served == ("new",)
+
+
+def test_zero_replicas_let_the_entry_follow_the_spec() -> None:
+    observed = state(entry="old", revisions={"old": idle()}, traffic=frozenset(), replicas=0)
+    assert plan(observed).entry == "new"
+
+
+def test_every_change_carries_a_reason() -> None:
+    result = plan(state(entry="old", revisions={"old": serving(), "dead": starting()}, traffic=frozenset({"old"})))
+    assert {(d.revision, d.action) for d in result.decisions} == {("new", "create"), ("dead", "remove")}
+    assert all(decision.reason for decision in result.decisions)
+
+
+def settled(world: World) -> bool:
+    ok = world.state
+    return (
+        ok.entry == ok.target
+        and ok.ready(ok.entry) == ok.replicas
+        and all(r.replicas == 0 and r.pods == 0 for name, r in ok.revisions.items() if name != ok.target)
+    )
+
+
+def random_history(seed: int, *, crash_rate: float) -> World:
+    """Several spec changes, some to broken revisions, then a good one and quiet."""
+    random = Random(seed)
+    strategy = "Recreate" if seed % 5 == 0 else "Rolling"
+    world = World(
+        RolloutState(target="r0", replicas=random.randint(1, 4), strategy=strategy, history_limit=random.randint(0, 3)),
+        broken=frozenset({"r1", "r4"}),
+    )
+    for _ in range(random.randint(2, 6)):
+        target = f"r{random.randint(0, 5)}"
+        world.state = replace(world.state, target=target, replicas=random.randint(1, 4))
+        simulate(world, random, steps=random.randint(1, 12), crash_rate=crash_rate)
+    world.state = replace(world.state, target="r3", paused=False)
+    return simulate(world, random, steps=80, crash_rate=crash_rate / 2)
+
+
+@pytest.mark.parametrize("crash_rate", [0.0, 0.4])
+def test_every_history_converges_and_never_breaks_an_invariant(crash_rate: float) -> None:
+    """dynamo#13353, argo-rollouts#4390: quick successive updates and unfinished rollouts, with crashes between any two writes."""
+    for seed in range(300):
+        world = random_history(seed, crash_rate=crash_rate)
+        assert world.violations == [], f"seed {seed}"
+        assert settled(world), f"seed {seed}: {world.state}"
+
+
+def test_crash_after_each_single_write_converges_to_the_same_end() -> None:
+    start = RolloutState(
+        target="new",
+        replicas=2,
+        entry="old",
+        traffic=frozenset({"old"}),
+        revisions={"old": serving(), "dead": starting()},
+    )
+    ends = []
+    for crash_at in range(12):
+        random, world = Random(7), World(start)
+        done = 0
+        for _ in range(60):
+            for _ in world.writes(world.plan()):
+                done += 1
+                if done == crash_at:
+                    break
+            world.tick(random)
+        assert world.violations == []
+        ends.append((world.state.entry, {n: (r.replicas, r.ready) for n, r in world.state.revisions.items()}))
+    assert ends == [("new", {"old": (0, 0), "new": (2, 2)})] * len(ends)
+
+
+def test_rollout_completes_in_a_cluster_without_spare_room_once_the_stable_is_broken() -> None:
+    start = RolloutState(target="new", replicas=2, entry="old", revisions={"old": serving(ready=0)})
+    world = simulate(World(start, broken=frozenset({"old"}), room=2), Random(3), steps=60)
+    assert settled(world)
+
+
+def test_settled_world_plans_no_change() -> None:
+    observed = state(entry="new", revisions={"new": serving(), "old": idle()}, traffic=frozenset({"new"}))
+    result = plan(observed)
+    assert (result.phase, result.decisions, result.served) == ("Complete", (), ())
