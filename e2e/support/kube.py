@@ -85,7 +85,7 @@ def condition(resource: Any, kind: str) -> dict[str, Any] | None:
 def eventually(probe: Callable[[], T | None], *, timeout: float, what: str, every: float = 0.5) -> T:
     """Poll until the probe returns something that is not None or False; fail with what was last seen."""
     deadline = time.monotonic() + timeout
-    last: Any = None
+    last: T | None = None
     while time.monotonic() < deadline:
         last = probe()
         if last is not None and last is not False:
