@@ -113,7 +113,7 @@ def test_a_new_revision_takes_over_only_when_it_is_verified_and_a_broken_one_nev
     assert status["candidate"]["revision"] != first
     assert ask(namespace, "tiny").usage.completion_tokens > 0
 
-    changed = tiny.manifest("tiny", limits={"maxOutputTokens": 64})
+    changed = tiny.manifest("tiny", limits={"maxQueued": 64})
     apply(changed, namespace=namespace)
     final = service.wait_ready("tiny", namespace, timeout=180)["status"]
     assert final["serving"]["revision"] not in (first, status["candidate"]["revision"])
