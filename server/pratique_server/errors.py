@@ -9,6 +9,9 @@ PratiqueError
 │   ├── TemplateError             the chat template refused the messages, or took too long or too much
 │   ├── InvalidApiKeyError        no key, or one that is not known
 │   ├── ModelNotFoundError        another model than the served one
+│   ├── NotFoundError             no such path
+│   ├── MethodNotAllowedError     the path exists, but not for this method
+│   ├── RevisionMismatchError     the client asked for another model revision than this pod serves
 │   ├── DuplicateIdError          a request with this id is live
 │   ├── RequestTooLongError       the body is larger than allowed
 │   └── MediaTypeError            the body is not declared as JSON
@@ -68,6 +71,18 @@ class InvalidApiKeyError(RequestError):
 
 class ModelNotFoundError(RequestError):
     code = "model_not_found"
+
+
+class NotFoundError(RequestError):
+    code = "not_found"
+
+
+class MethodNotAllowedError(RequestError):
+    code = "method_not_allowed"
+
+
+class RevisionMismatchError(RequestError):
+    code = "revision_mismatch"
 
 
 class DuplicateIdError(RequestError):

@@ -1,0 +1,96 @@
+"""uvicorn for the API port, with two bounds it lacks: a time limit for a request's headers, and a way to drop a connection
+whose client does not read (closing politely would wait for it)."""
+
+import asyncio
+import socket
+from typing import Any, Final
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pratique_server.api.edge import ABORT_KEY
+from pratique_server.config import ApiLimits
+
+BACKLOG: Final = 2048
+HEADER_BYTES_MAX: Final = 64 * 1024
+
+
+def make_protocol(limits: ApiLimits) -> type[H11Protocol]:
+    """A protocol class with the header limit bound in, as uvicorn wants a class."""
+
+    class BoundedProtocol(H11Protocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.app = _WithAbort(self.app, self)
+            self._header_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            # From here uvicorn's own keep-alive timer runs until the next byte comes.
+            self._stop_timer()
+
+        def _watch_headers(self) -> None:
+            """The timer runs while a request's headers are incomplete; more bytes do not wind it up again."""
+            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+                self._stop_timer()
+            elif self._header_timer is None:
+                self._header_timer = self.loop.call_later(limits.header_seconds_max, self.transport.abort)
+
+        def _stop_timer(self) -> None:
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+
+    return BoundedProtocol
+
+
+class _WithAbort:
+    """Tells the application how to drop this connection."""
+
+    def __init__(self, app: Any, protocol: H11Protocol) -> None:
+        self._app: ASGIApp = app
+        self._protocol = protocol
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ABORT_KEY] = self._protocol.transport.abort
+        await self._app(scope, receive, send)
+
+
+class ApiServer(uvicorn.Server):
+    """Runs in the caller's event loop on a socket the caller bound; signals stay the caller's."""
+
+    def __init__(self, app: ASGIApp, *, limits: ApiLimits) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=make_protocol(limits),
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=int(limits.keep_alive_seconds),
+                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    async def run_on(self, sock: socket.socket) -> None:
+        """Serve until ``should_exit``. Bypasses uvicorn's signal handlers: the life cycle owns SIGTERM."""
+        await self._serve([sock])

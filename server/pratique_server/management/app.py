@@ -1,0 +1,108 @@
+"""The management port's answers: a plain ASGI application, one small function per path, nothing that waits.
+
+``/livez`` never depends on the verdict (a restart does not cure a wrong artefact). ``/startupz`` answers 503 with
+``Reason: message`` as its first line until the verdict passes.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from pratique_contract import constants
+from pratique_server.management.status import PodStatus, Readiness
+from pratique_server.metrics import Metrics
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: bytes
+    media_type: str = TEXT
+
+
+class ManagementApp:
+    """``drain`` is called in this thread and must hand over to whoever owns the life cycle."""
+
+    def __init__(self, status: PodStatus, metrics: Metrics, *, drain: Callable[[], None]) -> None:
+        self._status = status
+        self._metrics = metrics
+        self._drain = drain
+        self._routes: dict[tuple[str, str], Callable[[], Answer]] = {
+            ("GET", constants.LIVEZ_PATH): self._livez,
+            ("GET", constants.READYZ_PATH): self._readyz,
+            ("GET", constants.STARTUPZ_PATH): self._startupz,
+            ("GET", constants.VERDICT_PATH): self._verdict,
+            ("GET", constants.MANIFEST_PATH): self._manifest,
+            ("GET", constants.METRICS_PATH): self._metrics_text,
+            ("GET", constants.STATS_PATH): self._stats,
+            ("POST", constants.DRAIN_PATH): self._begin_drain,
+        }
+        self._paths = {path for _, path in self._routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        answer = self.answer(scope["method"], scope["path"])
+        headers = [
+            (b"content-type", answer.media_type.encode()),
+            (b"content-length", str(len(answer.body)).encode()),
+            (constants.CONTRACT_HEADER.encode(), constants.CONTRACT_VERSION.encode()),
+        ]
+        fingerprint = self._status.fingerprint
+        if fingerprint is not None:
+            headers.append((constants.FINGERPRINT_HEADER.encode(), fingerprint.encode()))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def answer(self, method: str, path: str) -> Answer:
+        """Pure dispatch, usable without a server."""
+        handler = self._routes.get((("GET" if method == "HEAD" else method), path))
+        if handler is not None:
+            return handler()
+        status = 405 if path in self._paths else 404
+        return Answer(status, f"{status}: no such path or method\n".encode())
+
+    def _livez(self) -> Answer:
+        return Answer(200, b"alive\n")
+
+    def _readyz(self) -> Answer:
+        return _probe(self._status.readiness())
+
+    def _startupz(self) -> Answer:
+        return _probe(self._status.verified())
+
+    def _verdict(self) -> Answer:
+        return _json(self._status.verdict.to_json_value())
+
+    def _manifest(self) -> Answer:
+        manifest = self._status.manifest
+        if manifest is None:
+            return Answer(503, b"Loading: nothing is loaded yet\n")
+        return _json({**manifest.to_json_value(), "digests": manifest.digests, "fingerprint": manifest.fingerprint})
+
+    def _metrics_text(self) -> Answer:
+        return Answer(200, self._metrics.exposition(), PROMETHEUS)
+
+    def _stats(self) -> Answer:
+        return _json(self._status.to_json_value())
+
+    def _begin_drain(self) -> Answer:
+        self._drain()
+        return _json({"draining": True})
+
+
+def _probe(readiness: Readiness) -> Answer:
+    return Answer(200 if readiness.ready else 503, f"{readiness.line()}\n".encode())
+
+
+def _json(value: Any) -> Answer:
+    return Answer(200, json.dumps(value, ensure_ascii=False).encode() + b"\n", JSON)
