@@ -67,6 +67,7 @@ class Gate:
         base_url: str | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._spec = spec
         self._record = record
@@ -76,6 +77,7 @@ class Gate:
         self._renderer = renderer
         self._now = now
         self._clock = clock
+        self._sleep = sleep
         self._base_url = base_url or own_address(spec)
         self._probe_token = probe_token
         self._run_id = secrets.token_hex(4)
@@ -196,7 +198,7 @@ class Gate:
 
     async def _check_blocks(self) -> str:
         assert self._baseline is not None  # the engine check ran before
-        return await wait_for_blocks(self._engine.stats, self._baseline)
+        return await wait_for_blocks(self._engine.stats, self._baseline, sleep=self._sleep)
 
     async def _ask(
         self, client: ProbeClient, messages: Sequence[dict[str, object]], *, max_tokens: int, name: str
@@ -216,7 +218,7 @@ class Gate:
                 self._last_refusal = str(error)
                 if error.saturated:
                     self._extend_budget(BUSY_RETRY_SECONDS)
-                await asyncio.sleep(BUSY_RETRY_SECONDS)
+                await self._sleep(BUSY_RETRY_SECONDS)
 
     def _extend_budget(self, seconds: float) -> None:
         budget = self._budget

@@ -62,7 +62,7 @@ def _require_count(name: str, what: str, *, expected: int, observed: int) -> Non
 
 def check_golden(report: StreamReport, case: GoldenCase, *, dtype: str, device_class: str, engine_build: str) -> None:
     """Raises ``CheckFailedError`` when the answer is not the recorded one."""
-    if report.prompt_ids is not None and report.prompt_ids != case.prompt_ids:
+    if report.prompt_ids != case.prompt_ids:
         index = first_difference(case.prompt_ids, report.prompt_ids) or 0
         raise CheckFailedError(
             Reason.TOKENIZER_MISMATCH,

@@ -1,8 +1,8 @@
 """Read a probe's stream as a state machine: role → content → finish → usage → [DONE], and nothing after.
 
 In go the payloads of the events, out comes what they said. Every departure from the order is ``StreamBroken`` with the event's
-number. Token ids come in ``choices[0].token_ids`` (asked for with ``return_token_ids``); an id may arrive before its text (a
-character's bytes may be incomplete) but text never before its ids.
+number. Asked for with ``return_token_ids``, the prompt's ids come in the role chunk's ``prompt_token_ids`` and the output's in
+``choices[0].token_ids``; an id may arrive before its text (a character's bytes may be incomplete) but text never before its ids.
 """
 
 import json
@@ -40,7 +40,7 @@ class StreamReport:
     text: str
     pieces: tuple[ContentPiece, ...]
     ids: tuple[int, ...]
-    prompt_ids: tuple[int, ...] | None
+    prompt_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
     usage: Usage
@@ -59,7 +59,7 @@ class StreamChecker:
     _constants: dict[str, Any] = field(default_factory=dict)
     _pieces: list[ContentPiece] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
-    _prompt_ids: tuple[int, ...] | None = None
+    _prompt_ids: tuple[int, ...] = ()
     _logprobs: list[float] = field(default_factory=list)
     _finish_reason: str | None = None
     _usage: Usage | None = None
@@ -86,7 +86,7 @@ class StreamChecker:
             return
         if chunk.get("usage") is not None:
             self._broken("usage comes in a chunk that has a choice", expected="usage in a chunk of its own")
-        self._read_choice(choices[0])
+        self._read_choice(choices[0], chunk)
 
     def finish(self) -> StreamReport:
         """The report; raises ``CheckFailedError`` when the body ended too early."""
@@ -106,7 +106,7 @@ class StreamChecker:
             model=str(self._constants["model"]),
         )
 
-    def _read_choice(self, choice: Any) -> None:
+    def _read_choice(self, choice: Any, chunk: dict[str, Any]) -> None:
         if not isinstance(choice, dict) or choice.get("index") != 0:
             self._broken("the choice's index is not 0", expected="index 0")
         delta, reason = choice.get("delta"), choice.get("finish_reason")
@@ -117,16 +117,15 @@ class StreamChecker:
         if reason is not None:
             self._read_finish(choice, said, reason)
         elif "role" in said:
-            self._read_role(choice, said)
+            self._read_role(choice, said, chunk.get("prompt_token_ids"))
         else:
             self._read_content(choice, said)
 
-    def _read_role(self, choice: dict[str, Any], delta: dict[str, Any]) -> None:
+    def _read_role(self, choice: dict[str, Any], delta: dict[str, Any], prompt_ids: Any) -> None:
         self._enter("role", after=("start",))
         if delta != {"role": "assistant", "content": ""}:
             self._broken("the first delta is not the assistant's role alone", expected="role assistant, content empty")
-        prompt_ids = choice.get("prompt_token_ids")
-        self._prompt_ids = self._read_ids(prompt_ids) if prompt_ids is not None else None
+        self._prompt_ids = self._read_ids(prompt_ids)
         if choice.get("token_ids"):
             self._broken("the role chunk carries tokens", expected="no token_ids before content")
 
