@@ -36,6 +36,7 @@ class Reason(StrEnum):
 
     ROLLOUT_STEP = "RolloutStep"
     PAUSED = "Paused"
+    SCALED_TO_ZERO = "ScaledToZero"
     ANALYSIS_FAILED = "AnalysisFailed"
     ANALYSIS_INCONCLUSIVE = "AnalysisInconclusive"
     ROLLED_BACK = "RolledBack"

@@ -1,0 +1,157 @@
+"""The only writes to children. Server-side apply with one field manager, skipped when the observed object already holds the intent;
+deletes name an object by UID and resource version, so that nothing else can be meant.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pratique_operator import kinds, metrics, names
+from pratique_operator.cluster import Cluster
+from pratique_operator.desired import children as build
+from pratique_operator.errors import ChildConflictError, NotFoundError
+from pratique_operator.kinds import Kind
+from pratique_operator.observe import Snapshot, children_of, is_owned
+from pratique_operator.rollout import Plan
+from pratique_operator.schema import quantity_value
+
+LOG = logging.getLogger(__name__)
+
+Manifest = dict[str, Any]
+
+
+def contains(observed: Any, intent: Any) -> bool:
+    """Whether the observed value holds all of the intent. Fields the API server added do not count; lists must match in length;
+    quantities compare by value (the server writes 1000m as 1)."""
+    if isinstance(intent, Mapping):
+        return isinstance(observed, Mapping) and all(
+            key in observed and contains(observed[key], value) for key, value in intent.items()
+        )
+    if isinstance(intent, list | tuple):
+        return (
+            isinstance(observed, list)
+            and len(observed) == len(intent)
+            and all(contains(o, i) for o, i in zip(observed, intent, strict=True))
+        )
+    return bool(observed == intent) or _same_quantity(observed, intent)
+
+
+def _same_quantity(observed: Any, intent: Any) -> bool:
+    if not isinstance(observed, str) or not isinstance(intent, str):
+        return False
+    value = quantity_value(intent)
+    return value is not None and value == quantity_value(observed)
+
+
+def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) -> int:
+    """Carry out the plan; returns the number of writes. What adds comes first, what takes away last, so that a crash in between
+    leaves more than is wanted, never less."""
+    if snapshot.target is None or snapshot.spec is None:
+        return 0
+    writes = 0
+    for kind, manifest in _additions(snapshot, plan, now=now):
+        writes += _apply(cluster, snapshot, kind, manifest)
+    for revision in plan.replicas:
+        if revision != snapshot.target.revision:
+            writes += _adjust(cluster, snapshot, plan, revision, now=now)
+    for revision in plan.remove:
+        writes += _remove(cluster, snapshot, revision)
+    return writes
+
+
+def _additions(snapshot: Snapshot, plan: Plan, *, now: str) -> list[tuple[Kind, Manifest]]:
+    owner, target, spec = snapshot.owner, snapshot.target, snapshot.spec
+    assert target is not None
+    assert spec is not None
+    found: list[tuple[Kind, Manifest]] = []
+    options = spec.template.spec if spec.template is not None else None
+    if options is None or options.service_account_name is None:
+        found.append((kinds.SERVICE_ACCOUNT, build.build_service_account(owner)))
+    if target.revision in plan.replicas:
+        deployment = snapshot.deployments().get(target.revision)
+        found += [
+            (kinds.CONFIG_MAP, build.build_config_map(owner, target)),
+            (kinds.SERVICE, build.build_revision_service(owner, target)),
+            (
+                kinds.DEPLOYMENT,
+                build.build_deployment(
+                    owner,
+                    target,
+                    replicas=plan.replicas[target.revision],
+                    served_at=_served_at(deployment, plan, target.revision, now=now),
+                    progress_deadline_seconds=spec.progress_deadline_seconds,
+                ),
+            ),
+        ]
+    if plan.entry is not None:
+        found.append((kinds.SERVICE, build.build_entry_service(owner, plan.entry)))
+        found.append((kinds.POD_DISRUPTION_BUDGET, build.build_disruption_budget(owner, plan.entry)))
+    return found
+
+
+def _served_at(deployment: Manifest | None, plan: Plan, revision: str, *, now: str) -> str | None:
+    known = (deployment or {}).get("metadata", {}).get("annotations", {}).get(names.ANNOTATION_SERVED_AT)
+    return str(known) if known is not None else (now if revision in plan.served else None)
+
+
+def _apply(cluster: Cluster, snapshot: Snapshot, kind: Kind, manifest: Manifest) -> int:
+    name = manifest["metadata"]["name"]
+    observed = snapshot.children.get((kind.kind, name))
+    if observed is not None and contains(observed, manifest):
+        return 0
+    if observed is None:
+        _refuse_foreign(cluster, snapshot, kind, name)
+    cluster.apply(kind, snapshot.key.namespace, manifest)
+    metrics.APPLIES.labels(kind=kind.kind, result="applied").inc()
+    LOG.info("%s %s: %s/%s", "Updated" if observed else "Created", kind.kind, snapshot.key.namespace, name)
+    return 1
+
+
+def _refuse_foreign(cluster: Cluster, snapshot: Snapshot, kind: Kind, name: str) -> None:
+    """Force would take over an object that somebody else made under this name."""
+    existing = cluster.get(kind, snapshot.key.namespace, name)
+    if existing is not None and not is_owned(existing, snapshot.owner):
+        raise ChildConflictError(
+            f"{kind.kind} {name} exists and does not belong to this service; delete it or rename the service"
+        )
+
+
+def _adjust(cluster: Cluster, snapshot: Snapshot, plan: Plan, revision: str, *, now: str) -> int:
+    """Scale or mark a revision that is not the target. Its template cannot be built from today's spec, so only these fields are sent."""
+    deployment = snapshot.deployments()[revision]
+    body: Manifest = {}
+    if deployment["spec"].get("replicas") != plan.replicas[revision]:
+        body["spec"] = {"replicas": plan.replicas[revision]}
+    metadata: Manifest = {}
+    if revision in plan.served:
+        metadata["annotations"] = {names.ANNOTATION_SERVED_AT: now}
+    if not body and not metadata:
+        return 0
+    body["metadata"] = {**metadata, "resourceVersion": deployment["metadata"]["resourceVersion"]}
+    name = deployment["metadata"]["name"]
+    cluster.patch(kinds.DEPLOYMENT, snapshot.key.namespace, name, body)
+    metrics.APPLIES.labels(kind=kinds.DEPLOYMENT.kind, result="applied").inc()
+    LOG.info("Adjusted Deployment: %s/%s: replicas %d", snapshot.key.namespace, name, plan.replicas[revision])
+    return 1
+
+
+def _remove(cluster: Cluster, snapshot: Snapshot, revision: str) -> int:
+    """Remove a revision. The Deployment goes last: as long as it is there, the next pass still knows the revision."""
+    writes = 0
+    found = children_of(snapshot, revision)
+    for kind, child in sorted(found, key=lambda pair: pair[0] == kinds.DEPLOYMENT):
+        metadata = child["metadata"]
+        try:
+            cluster.delete(
+                kind,
+                snapshot.key.namespace,
+                metadata["name"],
+                uid=metadata["uid"],
+                resource_version=metadata["resourceVersion"],
+            )
+        except NotFoundError:
+            continue
+        writes += 1
+        metrics.APPLIES.labels(kind=kind.kind, result="deleted").inc()
+        LOG.info("Deleted %s: %s/%s", kind.kind, snapshot.key.namespace, metadata["name"])
+    return writes

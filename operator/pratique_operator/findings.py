@@ -1,0 +1,100 @@
+"""From a snapshot to the one reason a person needs: what is wrong with the current spec's revision, or what it waits for. Pure.
+
+The most telling cause comes first: a spec that cannot be served, then a pod's own verdict, then what the kubelet and the scheduler
+report, then the deadline.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from pratique_contract import PART_REASONS, Reason
+from pratique_contract.reasons import GATE_REASONS
+from pratique_operator.errors import InvalidSpecError
+from pratique_operator.observe import Snapshot
+from pratique_operator.pods import Finding, PodFacts
+from pratique_operator.rollout import Plan, RolloutState
+
+_ORDER: Final = (
+    *PART_REASONS.values(),
+    *sorted(GATE_REASONS - set(PART_REASONS.values())),
+    Reason.DOWNLOAD_FAILED,
+    Reason.OUT_OF_MEMORY,
+    Reason.IMAGE_PULL_FAILED,
+    Reason.CRASH_LOOPING,
+)
+
+
+def find_problem(snapshot: Snapshot) -> Finding | None:
+    """What is wrong with the target so that a person should look; None when nothing is, as far as is known."""
+    if snapshot.blocked is not None:
+        invalid = isinstance(snapshot.blocked, InvalidSpecError)
+        return Finding(Reason.INVALID_SPEC if invalid else Reason.RECORD_MISSING, str(snapshot.blocked))
+    if snapshot.target is None:
+        return None
+    failing = [(pod, pod.failure) for pod in snapshot.pods_of(snapshot.target.revision)]
+    found = [(pod, failure) for pod, failure in failing if failure is not None]
+    if found:
+        pod, failure = min(found, key=lambda pair: (_rank(pair[1].reason), pair[0].name))
+        more = f" ({len(found)} pods fail)" if len(found) > 1 else ""
+        return Finding(failure.reason, f"pod {pod.name}: {failure.message}{more}")
+    return _refused_pods(snapshot, snapshot.target.revision)
+
+
+def _rank(reason: Reason) -> int:
+    return _ORDER.index(reason) if reason in _ORDER else len(_ORDER)
+
+
+def _refused_pods(snapshot: Snapshot, revision: str) -> Finding | None:
+    """Pods that the API server did not let the Deployment create: quota, pod security, an unknown account or class."""
+    deployment = snapshot.deployments().get(revision, {})
+    for condition in deployment.get("status", {}).get("conditions", ()):
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            message = str(condition.get("message", "pods cannot be created"))
+            if "exceeded quota" in message:
+                return None
+            return Finding(Reason.INVALID_SPEC, f"the API server refuses the pods: {message}")
+    return None
+
+
+def find_wait(snapshot: Snapshot, plan: Plan) -> Finding:
+    """What the target waits for, as far as is known."""
+    assert snapshot.target is not None
+    if plan.phase == "Paused":
+        return Finding(Reason.PAUSED, "spec.rollout.paused is set; the new revision waits")
+    pods = snapshot.pods_of(snapshot.target.revision)
+    waiting = [pod for pod in pods if pod.waits_for_capacity and pod.finding is not None]
+    if waiting:
+        assert waiting[0].finding is not None
+        return Finding(Reason.WAITING_FOR_CAPACITY, f"pod {waiting[0].name}: {waiting[0].finding.message}")
+    quota = _quota(snapshot, snapshot.target.revision)
+    if quota is not None:
+        return Finding(Reason.WAITING_FOR_CAPACITY, quota)
+    unready = [pod for pod in pods if not pod.ready and not pod.terminating]
+    if unready:
+        return _loading(unready, snapshot)
+    return Finding(Reason.LOADING, f"revision {snapshot.target.revision} is being started")
+
+
+def _quota(snapshot: Snapshot, revision: str) -> str | None:
+    conditions = snapshot.deployments().get(revision, {}).get("status", {}).get("conditions", ())
+    found = (c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True")
+    return next((str(c["message"]) for c in found if "exceeded quota" in c.get("message", "")), None)
+
+
+def _loading(unready: list[PodFacts], snapshot: Snapshot) -> Finding:
+    told = next((pod for pod in unready if pod.verdict is not None), unready[0])
+    if told.verdict is not None and not told.verdict.passed:
+        return Finding(told.verdict.reason, f"pod {told.name}: {told.verdict.message}")
+    assert snapshot.spec is not None
+    state = "runs and has not told its verdict yet" if told.running else "is being started"
+    return Finding(
+        Reason.LOADING, f"pod {told.name} {state}; {len(unready)} of {snapshot.spec.replicas} pods are not ready"
+    )
+
+
+def deadline_of(snapshot: Snapshot, state: RolloutState, plan: Plan, started_at: datetime | None) -> datetime | None:
+    """When the rollout counts as failed; None when none is running. A revision that has served is not on trial again."""
+    running = plan.phase == "Progressing" and not (state.has_served(state.target) and state.entry == state.target)
+    if snapshot.spec is None or started_at is None or not running:
+        return None
+    return started_at + timedelta(seconds=snapshot.spec.progress_deadline_seconds)

@@ -1,0 +1,88 @@
+"""Wiring between kopf and the queue: every event of a service or of one of its children asks for a pass of that service. No policy.
+
+Only ``on.event`` handlers: kopf then writes nothing to any object, no annotation and no finalizer, so a service can be deleted while
+the operator is down, and an idle operator moves no resource version.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import kopf
+
+from pratique_contract import constants
+from pratique_operator import kinds, labels
+from pratique_operator.config import OperatorConfig
+from pratique_operator.kinds import Kind
+from pratique_operator.observe import Key
+from pratique_operator.queue import ReconcileQueue
+
+LOG = logging.getLogger(__name__)
+
+WATCH_SERVER_SECONDS: Final = 240.0
+WATCH_CLIENT_SECONDS: Final = 300.0
+CONNECT_SECONDS: Final = 10.0
+LIST_PAGE: Final = 500
+HEARTBEAT_SECONDS_MAX: Final = 60.0
+
+
+def configure(settings: kopf.OperatorSettings, config: OperatorConfig) -> None:
+    """All of kopf's settings, in one place."""
+    prefix = f"operator.{constants.GROUP}"
+    # kopf keeps no state on objects here; should a later handler make it, it is ours and not shared with other operators.
+    settings.persistence.finalizer = f"{prefix}/finalizer"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=prefix)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=prefix)
+    settings.posting.enabled = False
+    # No watch on namespaces and CRDs: it would need cluster-wide rights for nothing.
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = WATCH_SERVER_SECONDS
+    settings.watching.client_timeout = WATCH_CLIENT_SECONDS
+    settings.watching.connect_timeout = CONNECT_SECONDS
+    settings.watching.chunk_size = LIST_PAGE
+    settings.networking.request_timeout = config.request_timeout_seconds
+    settings.networking.connect_timeout = CONNECT_SECONDS
+    for kind in kinds.WATCHED:
+        settings.watching.label_selectors[_selector(kind)] = labels.MANAGED_SELECTOR
+
+
+def _selector(kind: Kind) -> tuple[str, str, str]:
+    group, _, version = kind.api_version.rpartition("/")
+    return (group, version, kind.plural)
+
+
+def register(registry: kopf.OperatorRegistry, config: OperatorConfig, queue: ReconcileQueue) -> None:
+    """Put every handler into the registry."""
+    background: set[asyncio.Task[None]] = set()
+
+    @kopf.on.startup(registry=registry)
+    async def handle_startup(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings, config)
+        background.add(asyncio.create_task(queue.run(), name="reconcile queue"))
+
+    @kopf.on.cleanup(registry=registry)
+    async def handle_cleanup(**_: Any) -> None:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+
+    @kopf.on.probe(registry=registry, id="heartbeat")
+    async def handle_probe(**_: Any) -> float:
+        age = queue.heartbeat_age_seconds
+        if age > HEARTBEAT_SECONDS_MAX or any(task.done() for task in background):
+            raise kopf.PermanentError(f"The reconcile queue stopped {age:.0f} s ago")
+        return round(age, 1)
+
+    async def handle_service(name: str, namespace: str | None, **_: Any) -> None:
+        assert namespace is not None
+        queue.trigger(Key(namespace, name))
+
+    async def handle_child(meta: kopf.Meta, namespace: str | None, **_: Any) -> None:
+        assert namespace is not None
+        service = meta.get("labels", {}).get(constants.LABEL_SERVICE)
+        if service:
+            queue.trigger(Key(namespace, service))
+
+    kopf.on.event(*_selector(kinds.INFERENCE_SERVICE), registry=registry, id="service")(handle_service)
+    for kind in kinds.WATCHED:
+        kopf.on.event(*_selector(kind), registry=registry, id=kind.plural)(handle_child)

@@ -1,0 +1,187 @@
+"""Reads everything one pass depends on into one snapshot, and writes nothing. A fact that could not be read is absent, never false:
+an error of the API server ends the pass instead of looking like an empty cluster.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pratique_contract import constants
+from pratique_operator import kinds, labels, names
+from pratique_operator.cluster import Cluster
+from pratique_operator.config import OperatorConfig
+from pratique_operator.errors import InvalidSpecError, RecordError
+from pratique_operator.kinds import Kind
+from pratique_operator.pods import PodFacts, observe_pod
+from pratique_operator.references import Reference, References, required_references
+from pratique_operator.revision import Target, compute_target
+from pratique_operator.rollout import RevisionState, RolloutState
+from pratique_operator.types import InferenceServiceSpec, parse_spec
+
+Manifest = dict[str, Any]
+ChildKey = tuple[str, str]
+ReadVerdicts = Callable[[str, list[PodFacts]], list[PodFacts]]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One service."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The world at one moment. ``target`` None goes with ``blocked``, the error that says why. ``endpoints`` maps a revision to its
+    ready endpoints behind the entry Service; None: the entry has no endpoint slice yet."""
+
+    key: Key
+    owner: Manifest
+    spec: InferenceServiceSpec | None
+    target: Target | None
+    blocked: InvalidSpecError | RecordError | None
+    children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
+    pods: tuple[PodFacts, ...] = ()
+    endpoints: Mapping[str, int] | None = None
+
+    @property
+    def entry(self) -> str | None:
+        """The revision the entry Service selects; None when there is no entry Service."""
+        service = self.children.get((kinds.SERVICE.kind, names.entry(self.key.name)))
+        selector = (service or {}).get("spec", {}).get("selector", {})
+        revision = selector.get(constants.LABEL_REVISION)
+        return None if revision is None else str(revision)
+
+    def deployments(self) -> dict[str, Manifest]:
+        """The Deployment of each revision that has one."""
+        return {
+            child["metadata"]["labels"][constants.LABEL_REVISION]: child
+            for (kind, _), child in self.children.items()
+            if kind == kinds.DEPLOYMENT.kind and constants.LABEL_REVISION in child["metadata"].get("labels", {})
+        }
+
+    def pods_of(self, revision: str | None) -> tuple[PodFacts, ...]:
+        return tuple(pod for pod in self.pods if pod.revision == revision)
+
+
+def observe_service(
+    cluster: Cluster, key: Key, config: OperatorConfig, *, read_verdicts: ReadVerdicts
+) -> Snapshot | None:
+    """Read the service, its children, pods and endpoints; None when the service is gone or on its way out."""
+    owner = cluster.get(kinds.INFERENCE_SERVICE, key.namespace, key.name)
+    if owner is None or "deletionTimestamp" in owner["metadata"]:
+        return None
+    spec, target, blocked = _observe_target(cluster, key, owner, config)
+    selector = labels.selector_text(labels.service_selector(key.name))
+    children = {
+        (kind.kind, child["metadata"]["name"]): child
+        for kind in kinds.CHILDREN
+        for child in cluster.list(kind, key.namespace, selector)
+        if is_owned(child, owner)
+    }
+    pods = [observe_pod(pod) for pod in cluster.list(kinds.POD, key.namespace, selector)]
+    return Snapshot(
+        key=key,
+        owner=owner,
+        spec=spec,
+        target=target,
+        blocked=blocked,
+        children=children,
+        pods=tuple(sorted(read_verdicts(key.namespace, pods), key=lambda pod: pod.name)),
+        endpoints=_observe_endpoints(cluster, key, pods),
+    )
+
+
+def is_owned(child: Manifest, owner: Manifest) -> bool:
+    """Whether the child belongs to this very service: by UID, because a deleted one's children may still be around."""
+    return any(
+        reference.get("controller") and reference["uid"] == owner["metadata"]["uid"]
+        for reference in child["metadata"].get("ownerReferences", ())
+    )
+
+
+def _observe_target(
+    cluster: Cluster, key: Key, owner: Manifest, config: OperatorConfig
+) -> tuple[InferenceServiceSpec | None, Target | None, InvalidSpecError | RecordError | None]:
+    try:
+        spec = parse_spec(owner.get("spec", {}))
+    except InvalidSpecError as error:
+        return None, None, error
+    objects = {
+        reference: _observe_reference(cluster, key, reference) for reference in sorted(required_references(spec))
+    }
+    try:
+        target = compute_target(spec, References(objects), service=key.name, namespace=key.namespace, config=config)
+    except (InvalidSpecError, RecordError) as error:
+        return spec, None, error
+    return spec, target, None
+
+
+def _observe_reference(cluster: Cluster, key: Key, reference: Reference) -> Manifest | None:
+    return cluster.get(kinds.BY_NAME[reference.kind], key.namespace, reference.name)
+
+
+def _observe_endpoints(cluster: Cluster, key: Key, pods: list[PodFacts]) -> dict[str, int] | None:
+    """Ready endpoints behind the entry Service per revision, by the pods they name."""
+    selector = labels.selector_text({"kubernetes.io/service-name": names.entry(key.name)})
+    slices = cluster.list(kinds.ENDPOINT_SLICE, key.namespace, selector)
+    if not slices:
+        return None
+    revision_of = {pod.name: pod.revision for pod in pods}
+    found: dict[str, int] = {}
+    for endpoint in (endpoint for part in slices for endpoint in part.get("endpoints") or ()):
+        revision = revision_of.get(endpoint.get("targetRef", {}).get("name", ""))
+        # A missing "ready" means unknown, which Kubernetes says to take as ready.
+        if revision is not None and endpoint.get("conditions", {}).get("ready") is not False:
+            found[revision] = found.get(revision, 0) + 1
+    return found
+
+
+def rollout_state(snapshot: Snapshot) -> RolloutState:
+    """What the planner needs of the snapshot, as plain counts."""
+    spec = snapshot.spec
+    deployments = snapshot.deployments()
+    return RolloutState(
+        target=None if snapshot.target is None else snapshot.target.revision,
+        replicas=0 if spec is None else spec.replicas,
+        strategy="Rolling" if spec is None else spec.rollout.strategy,
+        paused=False if spec is None else spec.rollout.paused,
+        history_limit=20 if spec is None else spec.rollout.revision_history_limit,
+        entry=snapshot.entry,
+        traffic=_traffic(snapshot),
+        revisions={
+            revision: _revision_state(deployment, snapshot.pods_of(revision))
+            for revision, deployment in sorted(deployments.items())
+        },
+    )
+
+
+def _traffic(snapshot: Snapshot) -> frozenset[str] | None:
+    if snapshot.entry is None:
+        return frozenset()
+    return None if snapshot.endpoints is None else frozenset(snapshot.endpoints)
+
+
+def _revision_state(deployment: Manifest, pods: tuple[PodFacts, ...]) -> RevisionState:
+    served_at = deployment["metadata"].get("annotations", {}).get(names.ANNOTATION_SERVED_AT)
+    return RevisionState(
+        replicas=deployment.get("spec", {}).get("replicas", 0),
+        pods=len(pods),
+        ready=sum(pod.ready for pod in pods),
+        waiting=sum(pod.waits_for_capacity for pod in pods),
+        served_at=None if served_at is None else datetime.fromisoformat(served_at),
+    )
+
+
+def children_of(snapshot: Snapshot, revision: str) -> list[tuple[Kind, Manifest]]:
+    """Every child that carries the revision's label."""
+    return [
+        (kinds.BY_NAME[kind], child)
+        for (kind, _), child in snapshot.children.items()
+        if child["metadata"].get("labels", {}).get(constants.LABEL_REVISION) == revision
+    ]

@@ -1,0 +1,111 @@
+"""The one pass over one service: observe → plan → apply → status → events. Level-triggered: it depends on nothing but what it
+observes, so it may run at any time, twice, or stop anywhere."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pratique_contract import Reason
+from pratique_operator import kinds, metrics
+from pratique_operator.apply import apply_plan
+from pratique_operator.cluster import Cluster
+from pratique_operator.config import OperatorConfig
+from pratique_operator.errors import ChildConflictError, RejectedError
+from pratique_operator.events import compute_events, post_events
+from pratique_operator.observe import Key, ReadVerdicts, Snapshot, observe_service, rollout_state
+from pratique_operator.pods import Finding
+from pratique_operator.rollout import Plan, plan_rollout
+from pratique_operator.status import StatusResult, compute_status, format_time, merge_patch
+
+LOG = logging.getLogger(__name__)
+
+Clock = Callable[[], datetime]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass did: the number of writes, and in how many seconds to look again although nothing changed; None: the service is gone."""
+
+    writes: int
+    requeue_seconds: float | None
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Reconciler:
+    """Runs passes. Called from worker threads; for one service never twice at a time (the queue sees to that)."""
+
+    def __init__(
+        self, cluster: Cluster, config: OperatorConfig, *, read_verdicts: ReadVerdicts, now: Clock = utc_now
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._read_verdicts = read_verdicts
+        self._now = now
+
+    def reconcile(self, key: Key) -> Outcome:
+        """One pass; raises ``ApiError`` or ``UnavailableError`` when the world could not be read or written."""
+        started = time.monotonic()
+        try:
+            outcome = self._pass(key)
+        except Exception:
+            metrics.RECONCILES.labels(result="error").inc()
+            raise
+        finally:
+            metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
+        metrics.RECONCILES.labels(result="changed" if outcome.writes else "unchanged").inc()
+        return outcome
+
+    def _pass(self, key: Key) -> Outcome:
+        snapshot = observe_service(self._cluster, key, self._config, read_verdicts=self._read_verdicts)
+        if snapshot is None:
+            return Outcome(0, None)
+        now = self._now()
+        plan = plan_rollout(rollout_state(snapshot), now)
+        for decision in plan.decisions:
+            LOG.debug("Planned %s: %s: %s: %s", decision.action, key, decision.revision, decision.reason)
+        writes, refused = self._apply(snapshot, plan, now)
+        result = compute_status(snapshot, plan, now=now, refused=refused)
+        writes += self._write_status(snapshot, result, now)
+        return Outcome(writes, self._requeue_seconds(snapshot, plan, result, now, refused=refused))
+
+    def _apply(self, snapshot: Snapshot, plan: Plan, now: datetime) -> tuple[int, Finding | None]:
+        """A child that cannot be written is told in the status; an unreachable API server ends the pass."""
+        try:
+            return apply_plan(self._cluster, snapshot, plan, now=format_time(now)), None
+        except (ChildConflictError, RejectedError) as error:
+            LOG.warning("Children were not written: %s: %s", snapshot.key, error)
+            return 0, Finding(Reason.INVALID_SPEC, str(error))
+
+    def _write_status(self, snapshot: Snapshot, result: StatusResult, now: datetime) -> int:
+        before = snapshot.owner.get("status") or {}
+        if before == result.value:
+            return 0
+        # The precondition keeps a status computed for an older spec from being written over a newer object.
+        version = snapshot.owner["metadata"]["resourceVersion"]
+        body = {"metadata": {"resourceVersion": version}, "status": merge_patch(before, result.value)}
+        self._cluster.patch(
+            kinds.INFERENCE_SERVICE, snapshot.key.namespace, snapshot.key.name, body, subresource="status"
+        )
+        post_events(self._cluster, snapshot.owner, compute_events(before, result.value), now=format_time(now))
+        return 1
+
+    def _requeue_seconds(
+        self, snapshot: Snapshot, plan: Plan, result: StatusResult, now: datetime, *, refused: Finding | None
+    ) -> float:
+        waits = [self._config.resync_seconds]
+        if snapshot.blocked is not None or refused is not None:
+            # What is missing may be created at any time, and unlabelled objects are not watched.
+            waits.append(self._config.retry_seconds)
+        if any(pod.may_answer for pod in snapshot.pods):
+            # A verdict changes nothing in the API server; only asking finds out.
+            waits.append(self._config.verdict_poll_seconds)
+        if snapshot.entry is not None and snapshot.endpoints is None:
+            waits.append(self._config.retry_seconds)
+        if result.deadline is not None:
+            waits.append(max(1.0, (result.deadline - now).total_seconds()))
+        return min(waits)
