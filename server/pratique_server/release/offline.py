@@ -69,6 +69,8 @@ async def record_release(spec: ServingSpec) -> ReleaseRecord:
             renderer=release.renderer,
             decoder=release.renderer.tokenizer,
             refused_errors=(TemplateError,),
+            prompt_tokens_max=spec.limits.max_prompt_tokens,
+            output_tokens_max=spec.limits.max_output_tokens,
         )
         golden = await recorder.record()
         runtime = RuntimeSection(device_class=release.identity.device_class)

@@ -70,6 +70,17 @@ class _Generation:
         return next((i for i, margin in enumerate(self.margins) if margin < MARGIN_NATS_MIN), len(self.margins))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """A prompt whose first greedy ids are all clear."""
+
+    name: str
+    messages: Messages
+    rendered: RenderedText
+    ids: tuple[int, ...]
+    finish: FinishReason
+
+
 class Recorder:
     """Records against one loaded engine. ``refused_errors`` are what the renderer raises for messages its template refuses."""
 
@@ -82,6 +93,8 @@ class Recorder:
         renderer: ConversationRenderer,
         decoder: TokenDecoder,
         refused_errors: tuple[type[Exception], ...],
+        prompt_tokens_max: int | None = None,
+        output_tokens_max: int | None = None,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -89,6 +102,10 @@ class Recorder:
         self._renderer = renderer
         self._decoder = decoder
         self._refused_errors = refused_errors
+        # A golden case must be a request that the server would take.
+        self._prompt_tokens_max = prompt_tokens_max
+        self._tokens_max = min(CASE_TOKENS_MAX, output_tokens_max or CASE_TOKENS_MAX)
+        self._tokens_min = min(CASE_TOKENS_MIN, self._tokens_max)
         self._requests = 0
 
     async def record(self) -> GoldenRecord:
@@ -123,35 +140,38 @@ class Recorder:
             return None
 
     async def _record_cases(self) -> tuple[GoldenCase, ...]:
-        found: list[GoldenCase] = []
-        spare: list[GoldenCase] = []
+        found: list[_Candidate] = []
+        spare: list[_Candidate] = []
         refused: list[str] = []
         for name, messages in CANDIDATES:
-            case = await self._try_case(name, messages, refused)
-            if case is None:
+            candidate = await self._try_candidate(name, messages, refused)
+            if candidate is None:
                 continue
             # A record of one kind of ending proves only that kind.
-            alike = sum(c.outputs[0].finish_reason == case.outputs[0].finish_reason for c in found)
-            (spare if alike >= CASES_WANTED - 1 else found).append(case)
+            alike = sum(other.finish is candidate.finish for other in found)
+            (spare if alike >= CASES_WANTED - 1 else found).append(candidate)
             if len(found) == CASES_WANTED:
                 break
-        cases = (found + spare)[:CASES_WANTED]
-        if not cases:
+        chosen = (found + spare)[:CASES_WANTED]
+        if not chosen:
             raise RecordingError(
-                f"None of {len(CANDIDATES)} candidate prompts gives {CASE_TOKENS_MIN} greedy tokens that each lead their "
+                f"None of {len(CANDIDATES)} candidate prompts gives {self._tokens_min} greedy tokens that each lead their "
                 f"runner-up by {MARGIN_NATS_MIN} nat ({'; '.join(refused[:3])}; …): this model cannot be told from a "
                 "near miss by exact ids"
             )
-        return tuple(cases)
+        return tuple([await self._record_case(candidate) for candidate in chosen])
 
-    async def _try_case(self, name: str, messages: Messages, refused: list[str]) -> GoldenCase | None:
-        """The candidate's longest clear beginning as a case, or None with the cause appended to ``refused``."""
+    async def _try_candidate(self, name: str, messages: Messages, refused: list[str]) -> _Candidate | None:
+        """The candidate's longest clear beginning, or None with the cause appended to ``refused``."""
         rendered = self._render(messages)
         if rendered is None:
             refused.append(f"{name}: refused by the template")
             return None
+        if self._prompt_tokens_max is not None and len(rendered.ids) > self._prompt_tokens_max:
+            refused.append(f"{name}: longer than the prompt limit")
+            return None
         try:
-            trial = await self._generate(rendered.ids, CASE_TOKENS_MAX)
+            trial = await self._generate(rendered.ids, self._tokens_max)
         except RequestTooLargeError:
             refused.append(f"{name}: longer than the context")
             return None
@@ -159,35 +179,38 @@ class Recorder:
         if cause is not None:
             refused.append(f"{name}: {cause}")
             return None
-        final = await self._generate(rendered.ids, length)
-        if final.ids != trial.ids[:length]:
+        finish = trial.finish if length == len(trial.ids) else FinishReason.LENGTH
+        return _Candidate(name=name, messages=messages, rendered=rendered, ids=trial.ids[:length], finish=finish)
+
+    async def _record_case(self, candidate: _Candidate) -> GoldenCase:
+        """Run the chosen request again, exactly as the gate will send it, and record that run."""
+        final = await self._generate(candidate.rendered.ids, len(candidate.ids))
+        if final.ids != candidate.ids:
             raise RecordingError(
-                f"Prompt {name!r} gave {list(trial.ids[:length])} and then {list(final.ids)}: the engine is not "
+                f"Prompt {candidate.name!r} gave {list(candidate.ids)} and then {list(final.ids)}: the engine is not "
                 "deterministic here, and nothing it says can be a golden output"
             )
-        return self._make_case(name, messages, rendered, final, max_tokens=length)
+        return self._make_case(candidate, final)
 
     def _usable_length(self, trial: _Generation) -> tuple[int, str | None]:
         clear = trial.clear_steps()
-        if clear == len(trial.ids) and trial.finish is FinishReason.STOP:
-            if clear >= STOPPED_CASE_TOKENS_MIN and self._is_showable(trial.ids[:-1]):
-                return clear, None
-            return 0, "its answer is empty or not plain text"
-        for length in range(min(clear, CASE_TOKENS_MAX), CASE_TOKENS_MIN - 1, -1):
+        stops_clearly = clear == len(trial.ids) and trial.finish is FinishReason.STOP
+        if stops_clearly and clear >= STOPPED_CASE_TOKENS_MIN and self._is_showable(trial.ids[:-1]):
+            return clear, None
+        cut = clear - 1 if stops_clearly else clear
+        for length in range(cut, self._tokens_min - 1, -1):
             if self._is_showable(trial.ids[:length]):
                 return length, None
-        if clear < CASE_TOKENS_MIN:
+        if clear < min(self._tokens_min, len(trial.ids)):
             return 0, f"step {clear + 1} has a margin of {trial.margins[clear]:.2f} nat"
-        return 0, "its answer is not plain text"
+        return 0, "its answer is too short or not plain text"
 
     def _is_showable(self, ids: Sequence[int]) -> bool:
         """Whether a client sees exactly these ids: no half character at the end, no token that is not shown."""
         text = self._decoder.decode(ids)
         return bool(text) and "\ufffd" not in text and text == self._decoder.decode(ids, skip_special_tokens=False)
 
-    def _make_case(
-        self, name: str, messages: Messages, rendered: RenderedText, final: _Generation, *, max_tokens: int
-    ) -> GoldenCase:
+    def _make_case(self, candidate: _Candidate, final: _Generation) -> GoldenCase:
         stopped = final.finish is FinishReason.STOP
         finish_reason: Literal["stop", "length"] = "stop" if stopped else "length"
         output = GoldenOutput.model_validate(
@@ -200,15 +223,15 @@ class Recorder:
                 "finish_reason": finish_reason,
                 "logprobs": tuple(round(value, LOGPROB_DECIMALS) for value in final.logprobs),
                 "margins": tuple(round(value, LOGPROB_DECIMALS) for value in final.margins),
-                "usage": Usage(prompt_tokens=len(rendered.ids), completion_tokens=len(final.ids)),
+                "usage": Usage(prompt_tokens=len(candidate.rendered.ids), completion_tokens=len(final.ids)),
             }
         )
         return GoldenCase(
-            name=name,
-            messages=messages,
-            max_tokens=max_tokens,
-            text=rendered.text,
-            prompt_ids=tuple(rendered.ids),
+            name=candidate.name,
+            messages=candidate.messages,
+            max_tokens=len(candidate.ids),
+            text=candidate.rendered.text,
+            prompt_ids=tuple(candidate.rendered.ids),
             outputs=(output,),
         )
 

@@ -1,0 +1,210 @@
+"""The recorder against a scripted engine: what it keeps, what it refuses, and that it never invents."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pratique_contract.golden import MARGIN_NATS_MIN
+from pratique_server.engine.protocol import (
+    EngineIdentity,
+    ExecutionRequest,
+    FinishReason,
+    RequestTooLargeError,
+    StepEvent,
+    TokenLogprobs,
+)
+from pratique_server.release.errors import RecordingError
+from pratique_server.release.prompts import CANDIDATES, FIXTURES
+from pratique_server.release.recorder import CASE_TOKENS_MAX, CASES_WANTED, Recorder
+from tests.support.gates import Rendered
+from tests.support.releases import make_digest, make_manifest
+
+STOP = 2
+# Per step: the id, its log-probability, the best other one's.
+Step = tuple[int, float, float]
+Answer = Callable[[int], Sequence[Step]]
+
+
+def _identity() -> EngineIdentity:
+    return EngineIdentity(
+        engine_name="Torch",
+        engine_version="0",
+        engine_build=make_digest("build"),
+        libraries={},
+        architecture="Llama",
+        model_files=[],
+        dtype="FP32",
+        quantization_method="None",
+        quantization_config={},
+        quantized_tensors=[],
+        kept_tensors=[],
+        vocab_size=200,
+        context_limit=512,
+        flags={},
+        device_class="cpu",
+        runtime_facts={},
+    )
+
+
+class ScriptedEngine:
+    """``answer`` gives the steps for the n-th candidate; the run ends at a stop id or at the token limit."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.requests: list[ExecutionRequest] = []
+
+    async def start(self, request: ExecutionRequest) -> AsyncIterator[StepEvent]:
+        self.requests.append(request)
+        steps = self._answer(request.prompt_ids[0])
+        if not steps:
+            raise RequestTooLargeError("too large")
+        steps = steps[: request.max_new_tokens]
+        for index, (token, chosen, other) in enumerate(steps):
+            finish = FinishReason.STOP if token in request.stop_token_ids else None
+            if finish is None and index == len(steps) - 1:
+                finish = FinishReason.LENGTH
+            top = [(token, chosen), (999, other)]
+            yield StepEvent(
+                request_id=request.request_id,
+                token_ids=[token],
+                logprobs=[TokenLogprobs(chosen=chosen, top=top)],
+                finish=finish,
+            )
+
+
+class NumberingRenderer:
+    """Gives the n-th candidate the ids [n]; other conversations [0]. ``tools_shown`` makes tools change the text."""
+
+    def __init__(self, *, tools_shown: bool = False, refuses: Sequence[str] = ()) -> None:
+        self._tools_shown, self._refuses = tools_shown, refuses
+
+    def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> Rendered:
+        if any(message["role"] in self._refuses for message in messages):
+            raise ValueError("refused")
+        number = next((n for n, (_, candidate) in enumerate(CANDIDATES) if candidate == messages), 0)
+        shown = "tools" if tools and self._tools_shown else ""
+        return Rendered(text=f"{messages}{shown}", ids=[number])
+
+
+class LetterDecoder:
+    """Ids 10… are letters, 100 is half a character, 101 a special token that is not shown."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        special = {STOP: "", 101: ""} if skip_special_tokens else {STOP: "<end>", 101: "<special>"}
+        return "".join(special.get(token, "\ufffd" if token == 100 else chr(87 + token)) for token in ids)
+
+
+def _recorder(answer: Answer, renderer: NumberingRenderer | None = None, **limits: int) -> Recorder:
+    engine: Any = ScriptedEngine(answer)
+    return Recorder(
+        engine=engine,
+        identity=_identity(),
+        special_tokens=make_manifest().special_tokens,
+        renderer=renderer or NumberingRenderer(),
+        decoder=LetterDecoder(),
+        refused_errors=(ValueError,),
+        **limits,
+    )
+
+
+def _clear(count: int, *, last: int | None = None) -> list[Step]:
+    steps: list[Step] = [(10 + index, -0.25, -2.0) for index in range(count)]
+    return steps if last is None else [*steps, (last, -0.125, -3.0)]
+
+
+async def test_three_cases_are_kept_with_measured_margins() -> None:
+    record = await _recorder(lambda n: _clear(5, last=STOP) if n % 2 else _clear(20)).record()
+    endings = [case.outputs[0].finish_reason for case in record.cases]
+    assert sorted(endings) == ["length", "length", "stop"] or sorted(endings) == ["length", "stop", "stop"]
+    assert len(record.cases) == CASES_WANTED
+    stopped = next(case.outputs[0] for case in record.cases if case.outputs[0].finish_reason == "stop")
+    assert (stopped.ids, stopped.text) == ((10, 11, 12, 13, 14, STOP), "abcde")
+    assert stopped.logprobs[-1] == -0.125
+    assert stopped.margins == (1.75,) * 5 + (2.875,)
+    assert stopped.usage.completion_tokens == 6
+
+
+async def test_one_kind_of_ending_is_enough_when_the_model_knows_no_other() -> None:
+    record = await _recorder(lambda _: _clear(20)).record()
+    assert [case.max_tokens for case in record.cases] == [CASE_TOKENS_MAX] * CASES_WANTED
+
+
+async def test_a_case_ends_before_its_first_near_tie() -> None:
+    near_tie: list[Step] = [(50, -0.7, -0.7 - MARGIN_NATS_MIN * 0.99)]
+    record = await _recorder(lambda _: _clear(9) + near_tie + _clear(6)).record()
+    assert {len(case.outputs[0].ids) for case in record.cases} == {9}
+    assert all(min(case.outputs[0].margins) >= MARGIN_NATS_MIN for case in record.cases)
+
+
+async def test_near_ties_everywhere_are_refused_with_the_margin_named() -> None:
+    with pytest.raises(RecordingError, match=r"step 4 has a margin of 0\.10 nat"):
+        await _recorder(lambda _: _clear(3) + [(50, -0.7, -0.8)] * 20).record()
+
+
+async def test_a_step_that_is_not_the_likeliest_is_refused() -> None:
+    with pytest.raises(RecordingError, match=r"margin of -1\.00 nat"):
+        await _recorder(lambda _: [(50, -2.0, -1.0)] * 20).record()
+
+
+async def test_an_answer_is_cut_before_half_a_character_and_a_hidden_token() -> None:
+    for odd in (100, 101):
+        steps: list[Step] = [*_clear(10), (odd, -0.1, -3.0), *_clear(5)]
+        record = await _recorder(lambda _, steps=tuple(steps): steps).record()  # type: ignore[misc]
+        assert {len(case.outputs[0].ids) for case in record.cases} == {10}
+
+
+async def test_an_engine_that_changes_its_mind_is_refused() -> None:
+    calls: list[int] = []
+
+    def answer(number: int) -> list[Step]:
+        calls.append(number)
+        return [(10 + len(calls), -0.1, -3.0)] * 20
+
+    with pytest.raises(RecordingError, match="not deterministic"):
+        await _recorder(answer).record()
+
+
+async def test_an_engine_without_log_probabilities_is_refused() -> None:
+    class Silent(ScriptedEngine):
+        async def start(self, request: ExecutionRequest) -> AsyncIterator[StepEvent]:
+            yield StepEvent(request_id=request.request_id, token_ids=[10], finish=FinishReason.LENGTH)
+
+    recorder = _recorder(lambda _: _clear(20))
+    recorder._engine = Silent(lambda _: ())  # type: ignore[assignment]
+    with pytest.raises(RecordingError, match="0 log-probabilities"):
+        await recorder.record()
+
+
+async def test_prompts_that_do_not_fit_are_passed_over() -> None:
+    record = await _recorder(lambda n: _clear(20) if n > 4 else []).record()
+    assert [case.name for case in record.cases] == [name for name, _ in CANDIDATES[5:8]]
+
+
+async def test_a_case_asks_for_no_more_than_the_server_gives() -> None:
+    record = await _recorder(lambda _: _clear(20), output_tokens_max=4).record()
+    assert {case.max_tokens for case in record.cases} == {4}
+
+
+async def test_fixtures_that_the_template_refuses_or_does_not_show_are_left_out() -> None:
+    names = [name for name, _, _ in FIXTURES]
+    plain = _recorder(lambda _: _clear(20)).render_fixtures()
+    tools = _recorder(lambda _: _clear(20), NumberingRenderer(tools_shown=True)).render_fixtures()
+    no_system = _recorder(lambda _: _clear(20), NumberingRenderer(refuses=["system"])).render_fixtures()
+    assert [fixture.name for fixture in plain] == [name for name in names if name != "tools"]
+    assert [fixture.name for fixture in tools] == names
+    assert {"multi-turn", "empty-system"}.isdisjoint({fixture.name for fixture in no_system})
+
+
+async def test_a_template_that_renders_nothing_is_an_error() -> None:
+    with pytest.raises(RecordingError, match="refuses every fixture"):
+        await _recorder(lambda _: _clear(20), NumberingRenderer(refuses=["user"])).record()
+
+
+async def test_recording_is_greedy_with_a_cache_of_its_own() -> None:
+    recorder = _recorder(lambda _: _clear(20))
+    await recorder.record()
+    engine: Any = recorder._engine
+    salts = {request.cache_salt for request in engine.requests}
+    assert len(salts) == len(engine.requests) == len(CANDIDATES) + CASES_WANTED
+    assert all(request.sampling.temperature == 0 and request.stop_token_ids == [STOP] for request in engine.requests)
