@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from e2e.cluster import images, lifecycle, machine, settings
@@ -42,9 +43,7 @@ def dispatch(arguments: argparse.Namespace, context: Context) -> int:
     match arguments.command:
         case "up":
             with context.cache.locked(say=say):
-                lifecycle.up(context, recreate=arguments.recreate)
-                if arguments.images:
-                    images.build_and_load(context)
+                up(context, recreate=arguments.recreate, with_images=arguments.images)
         case "down":
             with context.cache.locked(say=say):
                 lifecycle.down(context, purge=arguments.purge)
@@ -55,12 +54,25 @@ def dispatch(arguments: argparse.Namespace, context: Context) -> int:
                 print(f"export {name}={shlex.quote(value)}")
         case "images":
             with context.cache.locked(say=say):
-                images.build_and_load(context, output=arguments.output)
+                images.prepare(context)
+                images.load(context, images.build(context), output=arguments.output)
         case "kubectl":
             rest = arguments.arguments[1:] if arguments.arguments[:1] == ["--"] else arguments.arguments
             variables = dict(os.environ, **lifecycle.environment(context))
             return subprocess.run(["kubectl", *rest], env=variables, check=False).returncode
     return 0
+
+
+def up(context: Context, *, recreate: bool, with_images: bool) -> None:
+    """The cluster, and if asked our images: pip waits for the network while Go uses the processors."""
+    if not with_images:
+        lifecycle.up(context, recreate=recreate)
+        return
+    images.prepare(context)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        built = pool.submit(images.build, context)
+        lifecycle.up(context, recreate=recreate)
+        images.load(context, built.result())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

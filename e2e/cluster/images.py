@@ -31,7 +31,7 @@ from e2e.cluster.progress import run, succeeds
 DEPENDENCIES = "opt/pratique/deps"
 CODE = "opt/pratique/app"
 TAG_LENGTH = 16
-# Fastest to load: the node unpacks zstd quicker than gzip, and less passes through `docker exec` than without.
+# Measured on torch's layer (1.05 GB): zstd is written in half of gzip's time and loads as fast, 5 s; plain tar takes 16 s.
 COMPRESSION = "zstd"
 PYTHON = (3, 11)
 # Every glibc that Debian 12 can run; pip does not derive the older tags from the newest one.
@@ -71,9 +71,13 @@ RECIPES = (
 )
 
 
-def build_and_load(context: Context, *, output: Path | None = None) -> None:
-    """Build what changed, load what the node lacks, and say under which names."""
-    images = build(context)
+def prepare(context: Context) -> None:
+    """Install what the build calls. Not part of `build`, which may run beside other things that install."""
+    packages.install_missing(context.machine, progress=context.progress, logs=context.settings.logs)
+
+
+def load(context: Context, images: Sequence[Image], *, output: Path | None = None) -> None:
+    """Load what the node lacks (or write an archive), and say under which names."""
     references = {recipe.name: image.references[0] for recipe, image in zip(RECIPES, images, strict=True)}
     if output is not None:
         with output.open("wb") as target:
@@ -143,7 +147,6 @@ class _Builder:
     def root(self) -> Layer:
         """Debian and Python."""
         context = self._context
-        packages.install_missing(context.machine, progress=context.progress, logs=context.settings.logs)
         key = digest_of("root", rootfs.APPLICATION.key(context.settings.mirror), COMPRESSION)
 
         def write(target: Path) -> Layer:

@@ -25,6 +25,8 @@ DNS_NAME = "kubernetes.default.svc.cluster.local"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 CREATE_WAIT_S = 180
 READY_WAIT_S = 150.0
+_OBSERVE = ("get", "nodes,deployments.apps", "--all-namespaces", "-o", "json")
+_NEEDED = {"coredns": "CoreDNS", "local-path-provisioner": "the storage provisioner"}
 
 
 @dataclass(frozen=True)
@@ -138,12 +140,11 @@ class Kind:
         self._settings.kubeconfig.unlink(missing_ok=True)
 
     def healthy(self) -> bool:
-        """One quick look: the API answers, the node is Ready, CoreDNS is available."""
+        """One quick look: the API answers, the node is Ready, names and storage are available."""
         if self._engine.container_state(pins.NODE) != "running":
             return False
         try:
-            kinds = "nodes,deployments.apps"
-            found = json.loads(self.kubectl("get", kinds, "-n", "kube-system", "-o", "json", timeout_s=10))
+            found = json.loads(self.kubectl(*_OBSERVE, timeout_s=10))
         except (CommandError, ValueError):
             return False
         return not problems(found["items"])
@@ -163,7 +164,7 @@ class Kind:
 
     def _problem(self) -> str | None:
         try:
-            found = json.loads(self.kubectl("get", "nodes,deployments.apps", "-n", "kube-system", "-o", "json"))
+            found = json.loads(self.kubectl(*_OBSERVE))
             classes = json.loads(self.kubectl("get", "storageclasses", "-o", "json"))
             server = self.kubectl("get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec.clusterIP}")
         except CommandError as error:
@@ -202,7 +203,7 @@ class Kind:
 
 
 def problems(items: list[dict[str, Any]]) -> list[str]:
-    """What is wrong, from nodes and the deployments of kube-system; empty when all is well."""
+    """What is wrong, from the nodes and deployments of the cluster; empty when all is well."""
     found = []
     nodes = [item for item in items if item["kind"] == "Node"]
     if not nodes:
@@ -216,9 +217,7 @@ def problems(items: list[dict[str, Any]]) -> list[str]:
         for item in items
         if item["kind"] == "Deployment"
     }
-    if not available.get("coredns"):
-        found.append("CoreDNS is not available")
-    return found
+    return found + [f"{title} is not available" for name, title in _NEEDED.items() if not available.get(name)]
 
 
 def has_default_class(items: list[dict[str, Any]]) -> bool:

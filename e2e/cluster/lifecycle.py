@@ -129,13 +129,8 @@ def _published(context: Context) -> bool:
 def _offline(context: Context) -> None:
     packages.install_missing(context.machine, progress=context.progress, logs=context.settings.logs)
     private = context.private_engine()
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        programs_built = pool.submit(
-            gobuild.build_all, context.cache, progress=context.progress, logs=context.settings.logs
-        )
-        root_built = pool.submit(build_root, context, rootfs.NODE)
-        engine = private.start()
-        root, programs = root_built.result(), programs_built.result()
+    programs, root = build_inputs(context)
+    engine = private.start()
     docker = Path(_which("docker", engine.environment["PATH"]))
     _link(context.tools, {"kubectl": programs["kubectl"], "kind": programs["kind"], "docker": docker})
     image = _node_image(context)
@@ -155,6 +150,14 @@ def _offline(context: Context) -> None:
     context.cache.prune("go", keep=2 * len(pins.GO_MODULES))
     context.cache.prune("root", keep=4)
     context.cache.prune("engine", keep=1)
+
+
+def build_inputs(context: Context) -> tuple[dict[str, Path], Path]:
+    """The programs and the root file system of the node, side by side."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        root = pool.submit(build_root, context, rootfs.NODE)
+        programs = gobuild.build_all(context.cache, progress=context.progress, logs=context.settings.logs)
+        return programs, root.result()
 
 
 def build_root(context: Context, recipe: rootfs.RootFileSystem) -> Path:
