@@ -31,6 +31,7 @@ TRACE_KEY: Final = "pratique_trace"
 ABORT_KEY: Final = "pratique_abort"
 DISCARD_SECONDS_MAX: Final = 2.0
 GENERATING_PATHS: Final = frozenset({constants.CHAT_COMPLETIONS_PATH})
+_CLOSE: Final = (b"connection", b"close")
 _log = logging.getLogger(__name__)
 
 
@@ -40,24 +41,22 @@ class Edge:
     def __init__(self, app: ASGIApp, state: ApiState) -> None:
         self._app = app
         self._state = state
-        self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send, self._state)
-        self._in_flight += 1
         try:
-            await self._answer(exchange, scope)
+            with self._state.live.track():
+                await self._answer(exchange, scope)
         finally:
-            self._in_flight -= 1
             exchange.finish()
 
     async def _answer(self, exchange: "_Exchange", scope: Scope) -> None:
         try:
             exchange.check_request_id()
-            if self._in_flight > self._state.limits.in_flight_max:
+            if len(self._state.live) > self._state.limits.in_flight_max:
                 raise SaturatedError("Too many requests are open; try again later")
             admit(exchange.trace, exchange.headers, self._state)
             exchange.trace.admitted_at = self._state.clock()
@@ -142,7 +141,10 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._started = True
             self.trace.status = message["status"]
-            message = {**message, "headers": [*message.get("headers", []), *self._own_headers()]}
+            headers = [*message.get("headers", []), *self._own_headers()]
+            if self._state.status.draining and _CLOSE not in headers:
+                headers.append(_CLOSE)  # the client's next request must find another pod
+            message = {**message, "headers": headers}
         await self._send(message)
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
@@ -161,7 +163,7 @@ class _Exchange:
             return
         body, headers = error_body(error), error_headers(error)
         if not await self._discard_body():
-            headers.append((b"connection", b"close"))
+            headers.append(_CLOSE)
         headers.append((b"content-length", str(len(body)).encode()))
         await self.send({"type": "http.response.start", "status": rule_of(error).status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})

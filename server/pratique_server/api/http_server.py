@@ -90,6 +90,11 @@ class ApiServer(uvicorn.Server):
                 timeout_graceful_shutdown=1,
             )
         )
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
 
     async def run_on(self, sock: socket.socket) -> None:
         """Serve until ``should_exit``. Bypasses uvicorn's signal handlers: the life cycle owns SIGTERM."""

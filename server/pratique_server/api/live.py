@@ -12,11 +12,25 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
+        self._open = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
     def __len__(self) -> int:
-        return len(self._ids)
+        """Requests whose answer is not complete, from the first header on."""
+        return self._open
+
+    @contextmanager
+    def track(self) -> Iterator[None]:
+        """Count one request from its arrival to its last byte."""
+        self._open += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._empty.set()
 
     @contextmanager
     def hold(self, request_id: str) -> Iterator[None]:
@@ -24,13 +38,10 @@ class LiveRequests:
         if request_id in self._ids:
             raise DuplicateIdError("A request with this x-request-id is being answered")
         self._ids.add(request_id)
-        self._empty.clear()
         try:
             yield
         finally:
             self._ids.discard(request_id)
-            if not self._ids:
-                self._empty.set()
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

@@ -72,7 +72,7 @@ class ManagementApp:
         return Answer(status, f"{status}: no such path or method\n".encode())
 
     def _livez(self) -> Answer:
-        return Answer(200, b"alive\n")
+        return _probe(self._status.liveness())
 
     def _readyz(self) -> Answer:
         return _probe(self._status.readiness())

@@ -7,10 +7,12 @@ touches the engine. Written from the event loop, read from the management thread
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pratique_contract import ReleaseManifest, Verdict
 from pratique_server.engine.protocol import EngineStats
+
+LOOP_SILENCE_SECONDS_MAX: Final = 120.0
 
 
 class VerdictSource(Protocol):
@@ -57,6 +59,7 @@ class PodStatus:
         self.report: EngineReport | None = None
         self.draining_since: float | None = None
         self.refusing = False
+        self.beat_at: float | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -98,6 +101,17 @@ class PodStatus:
         if age is not None and age > self._heartbeat_seconds_max:
             return Readiness(False, "EngineUnreachable", f"The engine gave no sign of life for {age:.0f} s")
         return None
+
+    def beat(self) -> None:
+        """The API's event loop is alive; called from it."""
+        self.beat_at = self._clock()
+
+    def liveness(self) -> Readiness:
+        """Whether a restart could help: only when the API's event loop is stuck. Never depends on the verdict."""
+        beat_at = self.beat_at
+        if beat_at is not None and self._clock() - beat_at > LOOP_SILENCE_SECONDS_MAX:
+            return Readiness(False, "Stuck", "The API's event loop gave no sign of life")
+        return Readiness(True, "Alive", "The process is running")
 
     def verified(self) -> Readiness:
         """The start-up question: did the verdict pass?"""

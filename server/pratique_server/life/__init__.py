@@ -1,0 +1,1 @@
+"""The life of the serving process: load, verify, watch the engine, drain."""

@@ -1,0 +1,167 @@
+"""Keeps one verified engine behind the API: load → gate → watch; a dead or silent engine is replaced by a new one, a bounded number of
+times, and the gate must pass again before the pod is ready again.
+
+Owner of the verdict, of ``PodStatus.engine_up`` and of the engine slot; everybody else only reads them.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from pratique_contract import Reason, ServingSpec, Verdict, VerdictResult, constants
+from pratique_server.config import EngineLimits
+from pratique_server.engine.protocol import Engine, EngineError
+from pratique_server.gate.holder import VerdictHolder
+from pratique_server.life.loading import Loaded, LoadFailedError, StartEngine, load
+from pratique_server.management.status import EngineReport, PodStatus
+
+CLOSE_SECONDS_MAX: Final = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """Puts a loaded release behind the API port, or takes it away (None), and returns once the port shows that."""
+
+    async def __call__(self, loaded: Loaded | None) -> None: ...
+
+
+class EngineGoneError(Exception):
+    """The engine could not be kept running; the process should end, so that its container is restarted."""
+
+
+class Supervisor:
+    """``run`` returns only by raising: ``EngineGoneError``, or our own fault. After a failed load or gate it waits for ever."""
+
+    def __init__(
+        self,
+        spec: ServingSpec,
+        *,
+        start_engine: StartEngine,
+        publish: Publisher,
+        verify: Callable[[Loaded], Awaitable[Verdict]],
+        holder: VerdictHolder,
+        status: PodStatus,
+        limits: EngineLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec = spec
+        self._start_engine = start_engine
+        self._publish = publish
+        self._verify = verify
+        self._holder = holder
+        self._status = status
+        self._limits = limits
+        self._clock = clock
+        self._engine: Engine | None = None
+        self._restarts: list[float] = []
+
+    async def run(self) -> None:
+        """Load, verify, watch, and again after each loss."""
+        while True:
+            try:
+                loaded = await load(self._spec, self._start_engine)
+            except LoadFailedError as error:
+                if not self._restarts:
+                    self._fail(error.reason, error.message)
+                    await _for_ever()
+                _log.warning("The engine could not be restarted: %s", error.message)
+            else:
+                await self._serve_until_lost(loaded)
+            await self._back_off()
+
+    async def close(self) -> None:
+        """Stop the engine; live requests end with an error."""
+        engine, self._engine = self._engine, None
+        self._status.engine_up = False
+        if engine is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS_MAX):
+                await engine.close()
+        except Exception:  # noqa: BLE001 - a broken engine may not keep the process from going on
+            _log.exception("Could not close the engine")
+
+    async def _serve_until_lost(self, loaded: Loaded) -> None:
+        self._engine = loaded.engine
+        await self._poll(loaded.engine)
+        self._status.manifest = loaded.manifest
+        self._status.engine_up = True
+        self._holder.set_pending(Reason.VERIFYING, "The gate is proving the loaded release")
+        await self._publish(loaded)
+        gate = asyncio.create_task(self._run_gate(loaded))
+        try:
+            message = await self._watch(loaded.engine)
+        finally:
+            gate.cancel()
+            await asyncio.gather(gate, return_exceptions=True)
+        _log.error("Lost the engine: %s", message)
+        self._holder.set_pending(Reason.ENGINE_UNREACHABLE, f"The engine is being restarted: {message}")
+        await self._publish(None)
+        await self.close()
+
+    async def _run_gate(self, loaded: Loaded) -> None:
+        verdict = await self._verify(loaded)
+        self._holder.set(verdict)
+        write = _log.info if verdict.passed else _log.error
+        write("Reached verdict %s", verdict.one_line(), extra={"fields": {"fingerprint": verdict.fingerprint}})
+        if not verdict.passed:
+            write_termination_message(verdict.one_line())
+
+    async def _watch(self, engine: Engine) -> str:
+        """Read the engine's report again and again; return what is wrong once something is."""
+        silence_max = 2 * self._limits.heartbeat_seconds_max
+        while True:
+            await asyncio.sleep(self._limits.poll_seconds)
+            problem = await self._poll(engine)
+            if problem is not None:
+                return problem
+            age = self._status.heartbeat_age_seconds()
+            if age is not None and age > silence_max:
+                return f"no sign of life for {age:.0f} s"
+
+    async def _poll(self, engine: Engine) -> str | None:
+        try:
+            stats = await engine.stats()
+        except EngineError as error:
+            return str(error) or "the engine stopped"
+        self._status.report = EngineReport(stats=stats, read_at=self._clock())
+        return None
+
+    async def _back_off(self) -> None:
+        """Wait before the next start. Raises when there were too many in the window."""
+        now, limits = self._clock(), self._limits
+        self._restarts = [at for at in self._restarts if now - at < limits.restart_window_seconds]
+        if len(self._restarts) >= limits.restarts_max:
+            message = f"The engine was lost {limits.restarts_max + 1} times in a row"
+            self._fail(Reason.ENGINE_UNREACHABLE, message)
+            raise EngineGoneError(message)
+        await asyncio.sleep(limits.restart_backoff_seconds * 2 ** len(self._restarts))
+        self._restarts.append(now)
+
+    def _fail(self, reason: Reason, message: str) -> None:
+        verdict = Verdict(
+            result=VerdictResult.FAIL,
+            reason=reason,
+            message=message,
+            expected=self._spec.release.fingerprint,
+            policy=self._spec.release.policy,
+        )
+        self._holder.set(verdict)
+        _log.error("Reached verdict %s", verdict.one_line())
+        write_termination_message(verdict.one_line())
+
+
+def write_termination_message(line: str) -> None:
+    """Leave the reason where the kubelet looks for it when the container ends; the file exists only in a pod."""
+    file = Path(constants.TERMINATION_LOG_PATH)
+    with suppress(OSError):
+        if file.is_file():
+            file.write_text(line[:4000], encoding="utf-8")
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,31 @@
+"""Logs as one JSON object per line on standard output: time, level, message, and the fields a call passed. Never content or keys."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+
+class JsonFormatter(logging.Formatter):
+    """``extra={"fields": {...}}`` puts structured values beside the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        value = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            value["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def configure_logs(level: int = logging.INFO) -> None:
+    """Replace whatever handlers there are."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for noisy in ("uvicorn", "uvicorn.error", "httpx", "httpcore", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
