@@ -17,6 +17,7 @@ class ConfigError(ValueError):
 class OperatorConfig:
     """Operator settings. Seconds are wall-clock; ``watch_namespaces`` empty means the whole cluster.
 
+    ``operator_name`` selects the services labelled with it; empty: those without the label, so that two operators can share a cluster.
     ``verdict_access``: ``Direct`` reads a pod's verdict from its address (inside the cluster), ``Proxy`` through the API server.
     """
 
@@ -24,6 +25,7 @@ class OperatorConfig:
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     allow_file_sources: bool = False
     watch_namespaces: tuple[str, ...] = ()
+    operator_name: str = ""
     verdict_access: Literal["Direct", "Proxy"] = "Direct"
     resync_seconds: float = 300.0
     retry_seconds: float = 10.0
@@ -50,6 +52,7 @@ def read_config(environment: Mapping[str, str]) -> OperatorConfig:
         watch_namespaces=tuple(
             filter(None, environment.get("PRATIQUE_WATCH_NAMESPACES", "").replace(",", " ").split())
         ),
+        operator_name=environment.get("PRATIQUE_OPERATOR_NAME", default.operator_name),
         verdict_access=_choice(
             environment, "PRATIQUE_VERDICT_ACCESS", "Direct" if in_cluster else "Proxy", ("Direct", "Proxy")
         ),

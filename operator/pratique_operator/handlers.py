@@ -19,7 +19,7 @@ from pratique_operator.queue import ReconcileQueue
 
 LOG = logging.getLogger(__name__)
 
-WATCH_SERVER_SECONDS: Final = 240.0
+WATCH_SERVER_SECONDS: Final = 240  # an integer: the API server parses the query parameter as one
 WATCH_CLIENT_SECONDS: Final = 300.0
 CONNECT_SECONDS: Final = 10.0
 LIST_PAGE: Final = 500
@@ -42,6 +42,8 @@ def configure(settings: kopf.OperatorSettings, config: OperatorConfig) -> None:
     settings.watching.chunk_size = LIST_PAGE
     settings.networking.request_timeout = config.request_timeout_seconds
     settings.networking.connect_timeout = CONNECT_SECONDS
+    own = labels.owner_selector(config.operator_name)
+    settings.watching.label_selectors[_selector(kinds.INFERENCE_SERVICE)] = own
     for kind in kinds.WATCHED:
         settings.watching.label_selectors[_selector(kind)] = labels.MANAGED_SELECTOR
 
@@ -59,6 +61,11 @@ def register(registry: kopf.OperatorRegistry, config: OperatorConfig, queue: Rec
     async def handle_startup(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings, config)
         background.add(asyncio.create_task(queue.run(), name="reconcile queue"))
+
+    @kopf.on.login(registry=registry)
+    def handle_login(**arguments: Any) -> kopf.ConnectionInfo | None:
+        # The same order as our own client: the pod's account, else the current kubeconfig.
+        return kopf.login_with_service_account(**arguments) or kopf.login_via_client(**arguments)
 
     @kopf.on.cleanup(registry=registry)
     async def handle_cleanup(**_: Any) -> None:

@@ -36,3 +36,8 @@ def selector_text(selector: Labels) -> str:
 
 
 MANAGED_SELECTOR = selector_text({constants.LABEL_MANAGED_BY: constants.MANAGED_BY})
+
+
+def owner_selector(operator_name: str) -> str:
+    """Selects the services that an operator of this name looks after."""
+    return f"{constants.LABEL_OPERATOR}={operator_name}" if operator_name else f"!{constants.LABEL_OPERATOR}"

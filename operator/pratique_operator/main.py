@@ -37,7 +37,8 @@ def run() -> int:
         print(f"The operator cannot start: {error}", file=sys.stderr)
         return EXIT_CONFIG
     kopf.configure(log_format=kopf.LogFormat.JSON if config.log_format == "json" else kopf.LogFormat.FULL)
-    logging.getLogger("pratique_operator").setLevel(logging.INFO)
+    for noisy in ("kopf.objects", "kopf.activities", "aiohttp.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         cluster = connect(timeout_seconds=config.request_timeout_seconds)
         check_crd(cluster, config)

@@ -72,9 +72,12 @@ class Snapshot:
 def observe_service(
     cluster: Cluster, key: Key, config: OperatorConfig, *, read_verdicts: ReadVerdicts
 ) -> Snapshot | None:
-    """Read the service, its children, pods and endpoints; None when the service is gone or on its way out."""
+    """Read the service, its children, pods and endpoints; None when the service is gone, on its way out, or
+    another operator's."""
     owner = cluster.get(kinds.INFERENCE_SERVICE, key.namespace, key.name)
     if owner is None or "deletionTimestamp" in owner["metadata"]:
+        return None
+    if owner["metadata"].get("labels", {}).get(constants.LABEL_OPERATOR, "") != config.operator_name:
         return None
     spec, target, blocked = _observe_target(cluster, key, owner, config)
     selector = labels.selector_text(labels.service_selector(key.name))

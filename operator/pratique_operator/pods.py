@@ -93,7 +93,10 @@ def observe_pod(pod: Manifest) -> PodFacts:
 def _finding(status: Manifest, conditions: dict[str, Manifest], container: Manifest) -> Finding | None:
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return Finding(Reason.WAITING_FOR_CAPACITY, _clip(scheduled.get("message") or "the pod is not scheduled yet"))
+        message = scheduled.get("message") or "the pod is not scheduled yet"
+        missing_claim = "persistentvolumeclaim" in message and "not found" in message
+        # No node will ever have room for a claim that does not exist.
+        return Finding(Reason.INVALID_SPEC if missing_claim else Reason.WAITING_FOR_CAPACITY, _clip(message))
     if status.get("phase") == "Failed":
         text = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
         return Finding(Reason.CRASH_LOOPING, _clip(text or "the pod failed"))

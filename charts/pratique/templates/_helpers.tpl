@@ -1,0 +1,16 @@
+{{- define "pratique.name" -}}
+{{- if contains "pratique" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-pratique" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- end -}}
+
+{{- define "pratique.selector" -}}
+app.kubernetes.io/name: pratique-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "pratique.labels" -}}
+{{ include "pratique.selector" . }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
