@@ -47,14 +47,12 @@ SHOULD_RETRY_HEADER: Final = "x-should-retry"
 
 LABEL_NAME: Final = "app.kubernetes.io/name"
 LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
-LABEL_# On a service: which operator looks after it; without it, the one that has no name.
-LABEL_OPERATOR: Final = f"{GROUP}/operator"
-MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
-LABEL_SERVICE: Final = f"{GROUP}/service"
-LABEL_REVISION: Final = f"{GROUP}/revision"
 # On a service: which operator looks after it; without it, the one that has no name.
 LABEL_OPERATOR: Final = f"{GROUP}/operator"
+LABEL_SERVICE: Final = f"{GROUP}/service"
+LABEL_REVISION: Final = f"{GROUP}/revision"
 MANAGED_BY: Final = "pratique"
 
 ANNOTATION_FINGERPRINT: Final = f"{GROUP}/fingerprint"
