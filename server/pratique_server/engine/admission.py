@@ -1,7 +1,7 @@
 """Refuse what an engine could never run or has no room to queue, before anything is reserved. Pure.
 
-The API validates first and answers with the right HTTP error; this is the engine's own line of defence: no request, however
-malformed, may reach the model and end the process that serves everyone else.
+The API validates first and answers with the right HTTP error; this is the engine's own line of defence: no
+request, however malformed, may reach the model and end the process that serves everyone else.
 """
 
 import math
@@ -22,8 +22,8 @@ LOGPROBS_MAX: Final = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What a loaded engine can take. ``tokens_max`` bounds prompt plus output of one request; ``queued_max`` counts waiting
-    requests and ``queued_tokens_max`` their prompt tokens (None: no bound of its own)."""
+    """What a loaded engine can take. ``tokens_max`` bounds prompt plus output of one request; ``queued_max``
+    counts waiting requests and ``queued_tokens_max`` their prompt tokens (None: no bound of its own)."""
 
     vocab_size: int
     tokens_max: int

@@ -1,9 +1,10 @@
 """Load a model folder into an unmodified Hugging Face model, with the digest of every file that was used.
 
-In: a folder with ``config.json`` and safetensors (one file, or shards with an index), and the dtype to compute in. Out: the model
-in evaluation mode and one ``LoadedFile`` for each file read. The rule: what is hashed is what is used, what is used is everything the
-architecture needs and everything the folder declares. A missing, left-over or misshapen tensor is an error, never a random
-initialisation. Code and pickles from the folder are never run.
+In: a folder with ``config.json`` and safetensors (one file, or shards with an index), and the dtype to compute
+in. Out: the model in evaluation mode and one ``LoadedFile`` for each file read. The rule: what is hashed is what
+is used, what is used is everything the architecture needs and everything the folder declares. A missing,
+left-over or misshapen tensor is an error, never a random initialisation. Code and pickles from the folder are
+never run.
 """
 
 import json
@@ -175,7 +176,8 @@ def _checkpoint_dtype(values: dict[str, Any], state: dict[str, torch.Tensor]) ->
 def _build_model(
     config: PreTrainedConfig, architecture: str, state: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Instantiate on the meta device and assign the tensors. The library reports what did not fit; any of it is an error."""
+    """Instantiate on the meta device and assign the tensors. The library reports what did not fit; any of it is
+    an error."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

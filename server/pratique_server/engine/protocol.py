@@ -41,7 +41,8 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Exactly what will run. Cache identity derives from this and never from text.
 
     ``stop_token_ids`` end the request with ``stop``; ``min_tokens`` holds them back. ``deadline`` is ``time.monotonic()`` seconds
-    (one machine, one clock). ``priority``: smaller runs earlier, as in vLLM. ``reserved`` marks the gate's own requests: they bypass tenant queues.
+    (one machine, one clock). ``priority``: smaller runs earlier, as in vLLM. ``reserved`` marks the gate's own requests: they
+    bypass tenant queues.
     """
 
     request_id: str

@@ -1,9 +1,10 @@
 """Read one safetensors file into tensors and hash the very bytes that became those tensors.
 
-The file is read front to back exactly once. Each tensor's bytes land in memory of its own (aligned by torch, so that results do
-not depend on where in the file a tensor lies), are hashed there and used there. Nothing maps the file, so a later change on
-disk cannot reach the model, and a change during the read is part of what the digest describes. What remains: two files of one model
-are read one after the other, so a folder replaced in between gives a mixture; the digests then name that mixture, and the gate refuses it.
+The file is read front to back exactly once. Each tensor's bytes land in memory of its own (aligned by torch, so
+that results do not depend on where in the file a tensor lies), are hashed there and used there. Nothing maps the
+file, so a later change on disk cannot reach the model, and a change during the read is part of what the digest
+describes. What remains: two files of one model are read one after the other, so a folder replaced in between
+gives a mixture; the digests then name that mixture, and the gate refuses it.
 """
 
 import hashlib

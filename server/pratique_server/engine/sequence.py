@@ -13,8 +13,8 @@ from pratique_server.engine.protocol import ExecutionRequest, FinishReason, Step
 class Sequence:
     """A live request. ``token_ids`` is prompt then output; the K/V of its first ``num_computed`` tokens exists.
 
-    ``arrival`` orders requests of equal rank and is kept through a preemption, so that a preempted request goes before every
-    request that came later. ``seed`` is fixed here for the same reason.
+    ``arrival`` orders requests of equal rank and is kept through a preemption, so that a preempted request goes
+    before every request that came later. ``seed`` is fixed here for the same reason.
     """
 
     request: ExecutionRequest

@@ -31,7 +31,8 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: list[int]) -> None:
-        """Give blocks back. A block that is not in use is given back twice: a bug, found here and not in someone's answer."""
+        """Give blocks back. A block that is not in use is given back twice: a bug, found here and not in
+        someone's answer."""
         for block in blocks:
             if block not in self._used:
                 raise IntegrityError(f"Block {block} was freed but not in use.")

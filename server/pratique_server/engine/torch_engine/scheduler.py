@@ -1,10 +1,11 @@
 """Decide what the next step computes. Pure: no torch, no clock, no randomness.
 
-One rule covers prefill, chunked prefill, decode and recomputation after a preemption: a request still has ``num_tokens − num_computed``
-tokens to compute, and a step gives it as many of them as the token budget has left. Running requests come first, in the order in which they
-were admitted; then waiting ones, by rank. When a running request finds no free block, the running request of the worst rank gives its
-blocks back, keeps its tokens, and waits again at its old place. Nothing is preempted to admit: a request is admitted only when
-all the tokens it has now fit, so the oldest running request always gets on, and with it everything behind it.
+One rule covers prefill, chunked prefill, decode and recomputation after a preemption: a request still has
+``num_tokens − num_computed`` tokens to compute, and a step gives it as many of them as the token budget has left.
+Running requests come first, in the order in which they were admitted; then waiting ones, by rank. When a running
+request finds no free block, the running request of the worst rank gives its blocks back, keeps its tokens, and
+waits again at its old place. Nothing is preempted to admit: a request is admitted only when all the tokens it has
+now fit, so the oldest running request always gets on, and with it everything behind it.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +38,8 @@ class SchedulerOutput:
 
 
 class Scheduler:
-    """Owns the waiting and the running requests. ``max_num_seqs`` bounds the running ones, ``max_batched_tokens`` a step."""
+    """Owns the waiting and the running requests. ``max_num_seqs`` bounds the running ones, ``max_batched_tokens``
+    a step."""
 
     def __init__(self, kv: KvManager, *, max_num_seqs: int, max_batched_tokens: int) -> None:
         self._kv = kv
