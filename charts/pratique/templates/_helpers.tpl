@@ -1,5 +1,5 @@
 {{- define "pratique.name" -}}
-{{- if contains "pratique" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-pratique" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- if contains "pratique" .Release.Name }}{{ .Release.Name | trunc 44 | trimSuffix "-" }}-operator{{ else }}{{ .Release.Name | trunc 35 | trimSuffix "-" }}-pratique-operator{{ end -}}
 {{- end -}}
 
 {{- define "pratique.selector" -}}
