@@ -1,0 +1,1 @@
+"""The command line: releases, services and the processes, for people and for scripts."""

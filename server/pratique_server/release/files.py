@@ -1,8 +1,9 @@
 """Hash the files of a model folder the way the manifest wants them: each fact in exactly one part.
 
-A JSON file states facts of several parts (``config.json`` names the end-of-sequence id), and its layout carries no
-meaning. So it is hashed as a value: parsed, keys sorted, no white space, without the top-level fields another part owns.
-A file that is not such an object (or repeats a key, which parsers read differently) is hashed as the bytes it is.
+A JSON file states facts of several parts (``config.json`` names the end-of-sequence id), and its layout carries
+no meaning. So it is hashed as a value: parsed, keys sorted, no white space, without the top-level fields another
+part owns. A file that is not such an object (or repeats a key, which parsers read differently) is hashed as the
+bytes it is.
 """
 
 import hashlib
@@ -69,8 +70,9 @@ def hash_json_file(path: Path, omitted: Iterable[str] = ()) -> LoadedFile:
 def hash_json_bytes(name: str, content: bytes, omitted: Iterable[str] = ()) -> LoadedFile:
     """Hash bytes the caller has read (so that what is hashed is what is used) as a JSON value without ``omitted``.
 
-    ``omitted`` in the result lists the fields the rule leaves out, present or not: whether a field another part owns is
-    there must not move this part's digest. Falls back to the plain bytes when they are not one JSON object with distinct keys.
+    ``omitted`` in the result lists the fields the rule leaves out, present or not: whether a field another part
+    owns is there must not move this part's digest. Falls back to the plain bytes when they are not one JSON
+    object with distinct keys.
     """
     fields = sorted(set(omitted))
     try:

@@ -12,16 +12,9 @@ from typing import Any, Final, Literal, Protocol
 
 from pratique_contract.golden import MARGIN_NATS_MIN, GoldenCase, GoldenOutput, GoldenRecord, RenderFixture, Usage
 from pratique_contract.manifest import SpecialTokensPart
-from pratique_server.engine.protocol import (
-    Engine,
-    EngineIdentity,
-    ExecutionRequest,
-    FinishReason,
-    RequestTooLargeError,
-    SamplingRules,
-    TokenLogprobs,
-)
+from pratique_server.engine.protocol import Engine, EngineIdentity, FinishReason, RequestTooLargeError
 from pratique_server.release.errors import RecordingError
+from pratique_server.release.greedy import GreedyRun, run_greedy
 from pratique_server.release.prompts import CANDIDATES, FIXTURES, TOOLS, Messages
 
 CASES_WANTED: Final = 3
@@ -54,20 +47,6 @@ class TokenDecoder(Protocol):
     """Ids to text; without the special tokens, as clients are shown it, or with them."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-
-@dataclass(frozen=True)
-class _Generation:
-    """One greedy run: ids with the log-probability and margin of each, and how it ended."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    margins: tuple[float, ...]
-    finish: FinishReason
-
-    def clear_steps(self) -> int:
-        """How many steps from the start have a margin that cannot be a near-tie."""
-        return next((i for i, margin in enumerate(self.margins) if margin < MARGIN_NATS_MIN), len(self.margins))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +171,7 @@ class Recorder:
             )
         return self._make_case(candidate, final)
 
-    def _usable_length(self, trial: _Generation) -> tuple[int, str | None]:
+    def _usable_length(self, trial: GreedyRun) -> tuple[int, str | None]:
         clear = trial.clear_steps()
         stops_clearly = clear == len(trial.ids) and trial.finish is FinishReason.STOP
         if stops_clearly and clear >= STOPPED_CASE_TOKENS_MIN and self._is_showable(trial.ids[:-1]):
@@ -210,7 +189,7 @@ class Recorder:
         text = self._decoder.decode(ids)
         return bool(text) and "\ufffd" not in text and text == self._decoder.decode(ids, skip_special_tokens=False)
 
-    def _make_case(self, candidate: _Candidate, final: _Generation) -> GoldenCase:
+    def _make_case(self, candidate: _Candidate, final: GreedyRun) -> GoldenCase:
         stopped = final.finish is FinishReason.STOP
         finish_reason: Literal["stop", "length"] = "stop" if stopped else "length"
         output = GoldenOutput.model_validate(
@@ -235,40 +214,12 @@ class Recorder:
             outputs=(output,),
         )
 
-    async def _generate(self, prompt_ids: Sequence[int], max_tokens: int) -> _Generation:
+    async def _generate(self, prompt_ids: Sequence[int], max_tokens: int) -> GreedyRun:
         self._requests += 1
-        request = ExecutionRequest(
+        return await run_greedy(
+            self._engine,
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens,
+            stop_ids=self._special_tokens.stop_ids,
             request_id=f"record-{self._requests}",
-            prompt_ids=list(prompt_ids),
-            max_new_tokens=max_tokens,
-            stop_token_ids=list(self._special_tokens.stop_ids),
-            sampling=SamplingRules(temperature=0.0, logprobs=2),
-            # One salt per request: nothing recorded may depend on what an earlier prompt left in a cache.
-            cache_salt=f"record-{self._requests}",
-            reserved=True,
         )
-        ids: list[int] = []
-        steps: list[TokenLogprobs] = []
-        finish: FinishReason | None = None
-        async for event in self._engine.start(request):
-            ids += event.token_ids
-            steps += event.logprobs or []
-            finish = event.finish or finish
-        if finish is None or len(steps) != len(ids) or not ids:
-            raise RecordingError(
-                f"The engine gave {len(ids)} ids, {len(steps)} log-probabilities and finish {finish} for a greedy request"
-            )
-        return _Generation(
-            ids=tuple(ids),
-            logprobs=tuple(step.chosen for step in steps),
-            margins=tuple(_margin(token, step) for token, step in zip(ids, steps, strict=True)),
-            finish=finish,
-        )
-
-
-def _margin(token: int, step: TokenLogprobs) -> float:
-    """Lead of the chosen token over the best other one (nat); negative when the engine did not choose the best."""
-    others = [value for other, value in step.top if other != token]
-    if not others:
-        raise RecordingError("The engine gave no runner-up's log-probability: margins cannot be measured")
-    return step.chosen - max(others)

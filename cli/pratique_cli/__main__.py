@@ -1,0 +1,27 @@
+"""``pratique``, ``kubectl pratique`` and ``python -m pratique_cli``: parse, run one command, end with its code."""
+
+import sys
+from pathlib import Path
+
+from pratique_cli.errors import CliError
+
+
+def main() -> None:
+    """Console entry point."""
+    from pratique_cli.app import app
+
+    # kubectl finds the plug-in by its file's name; what the person typed has a space.
+    name = "kubectl pratique" if Path(sys.argv[0]).name == "kubectl-pratique" else "pratique"
+    try:
+        app(prog_name=name)
+    except CliError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.code)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; the interpreter must not complain while it shuts down.
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""What a command ends with. Exit codes are an interface: scripts branch on them.
+
+0  done, and the answer is yes
+1  done, and the answer is no: releases differ, a check failed, the service is not ready
+2  wrong usage: an unknown option, a missing argument, options that exclude each other
+3  could not be done: a file that is not there or not what it should be, a server that does not answer
+"""
+
+from typing import Final
+
+EXIT_OK: Final = 0
+EXIT_NO: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = 3
+
+
+class CliError(Exception):
+    """Ends the command with one sentence on the error stream."""
+
+    def __init__(self, message: str, *, code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def missing_extra(extra: str, error: ImportError) -> CliError:
+    """A command whose dependencies were left out of this installation."""
+    return CliError(f"This command needs more than is installed ({error}): pip install 'pratique[{extra}]'")

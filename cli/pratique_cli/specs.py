@@ -1,0 +1,157 @@
+"""From options to the serving document: a whole document, or a model folder (with an InferenceService) and a few words.
+
+``--config`` is exactly what a pod reads. ``--service`` maps a manifest the way the operator does, so that what is recorded on a
+desk has the fingerprint the pods will have; ``--model`` says where the files lie on this machine.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
+
+if TYPE_CHECKING:  # pydantic is slow to import, and only commands that run need it
+    from pratique_contract.serving import ServingSpec
+
+
+def read_config(path: Path) -> "ServingSpec":
+    """A serving document; raises ``CliError`` with the first wrong field named."""
+    from pydantic import ValidationError
+
+    from pratique_contract.serving import ServingSpec
+
+    try:
+        return ServingSpec.model_validate_json(read_text(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "document"
+        raise CliError(f"{path} is not a serving document at {field}: {first['msg']}") from error
+
+
+def choose_spec(
+    *,
+    config: Path | None,
+    model: Path | None,
+    service: Path | None,
+    tokenizer: Path | None = None,
+    chat_template: Path | None = None,
+    image: str | None = None,
+    dtype: str | None = None,
+    max_model_len: int | None = None,
+    name: str | None = None,
+) -> "ServingSpec":
+    """The document the options describe; raises ``CliError`` for options that contradict each other."""
+    if (config is None) == (model is None):
+        raise CliError("Give either --config FILE or --model DIR", code=EXIT_USAGE)
+    if config is not None:
+        if service is not None:
+            raise CliError("--config is a whole document; --service cannot add to it", code=EXIT_USAGE)
+        return read_config(config)
+    assert model is not None  # one of the two, checked above
+    if not model.is_dir():
+        raise CliError(f"The model folder {model} does not exist")
+    template = None if chat_template is None else read_text(chat_template)
+    if service is not None:
+        return service_spec(service, model=model, tokenizer=tokenizer, chat_template=template, image=image or "")
+    return folder_spec(
+        model, tokenizer=tokenizer, chat_template=template, dtype=dtype, max_model_len=max_model_len, name=name
+    )
+
+
+def folder_spec(
+    model: Path,
+    *,
+    tokenizer: Path | None = None,
+    chat_template: str | None = None,
+    dtype: str | None = None,
+    max_model_len: int | None = None,
+    name: str | None = None,
+) -> "ServingSpec":
+    """Everything by default, from a folder on this machine."""
+    from pratique_contract.serving import ServingSpec
+
+    value: dict[str, Any] = {
+        "servedModelName": name or model.resolve().name,
+        "model": {"path": str(model), "uri": model.resolve().as_uri()},
+        "tokenizer": None if tokenizer is None else {"path": str(tokenizer), "uri": tokenizer.resolve().as_uri()},
+        "chatTemplate": chat_template,
+        "quantization": {"dtype": dtype},
+        "engine": {"maxModelLen": max_model_len},
+    }
+    return ServingSpec.from_json_value(value)
+
+
+def service_spec(
+    path: Path, *, model: Path, tokenizer: Path | None, chat_template: str | None, image: str
+) -> "ServingSpec":
+    """What the operator will hand to this service's pods, with the files of this machine."""
+    try:
+        from pratique_operator.desired.serving import build_serving
+        from pratique_operator.errors import InvalidSpecError
+        from pratique_operator.types import parse_spec
+    except ImportError as error:
+        raise missing_extra("operator", error) from error
+    manifest = read_service(path)
+    try:
+        spec = parse_spec(manifest.get("spec"))
+    except InvalidSpecError as error:
+        raise CliError(f"{path}: {error}") from error
+    declared = spec.chat_template
+    if declared is not None and declared.inline is None and chat_template is None:
+        raise CliError(
+            "The chat template is kept in the cluster; give its text with --chat-template FILE", code=EXIT_USAGE
+        )
+    if spec.tokenizer is not None and tokenizer is None:
+        raise CliError(
+            "The service names a tokenizer of its own; give its folder with --tokenizer DIR", code=EXIT_USAGE
+        )
+    metadata = manifest.get("metadata", {})
+    serving = build_serving(
+        spec,
+        service=metadata.get("name", ""),
+        namespace=metadata.get("namespace", "default"),
+        image=spec.engine.image or image,
+        chat_template=chat_template or (declared.inline if declared is not None else None),
+        record=None,
+    )
+    value = serving.to_json_value()
+    value["model"]["path"] = str(model)
+    value["chatTemplatePath"] = None
+    if value["tokenizer"] is not None:
+        value["tokenizer"]["path"] = str(tokenizer)
+    return type(serving).from_json_value(value)
+
+
+def read_service(path: Path) -> dict[str, Any]:
+    """The one InferenceService in a YAML file; raises ``CliError`` when there is not exactly one."""
+    services = [document for document in read_documents(path) if is_service(document)]
+    if len(services) != 1:
+        raise CliError(f"{path} holds {len(services)} InferenceServices, not one")
+    return dict(services[0])
+
+
+def is_service(document: Any) -> bool:
+    from pratique_contract.constants import GROUP, KIND
+
+    return (
+        isinstance(document, Mapping)
+        and document.get("kind") == KIND
+        and str(document.get("apiVersion", "")).startswith(f"{GROUP}/")
+    )
+
+
+def read_documents(path: Path) -> list[Any]:
+    import yaml
+
+    try:
+        return [document for document in yaml.safe_load_all(read_text(path)) if document is not None]
+    except yaml.YAMLError as error:
+        raise CliError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+
+
+def read_text(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
