@@ -44,6 +44,7 @@ def dispatch(arguments: argparse.Namespace, context: Context) -> int:
         case "up":
             with context.cache.locked(say=say):
                 up(context, recreate=arguments.recreate, with_images=arguments.images)
+                lifecycle.prune(context)
         case "down":
             with context.cache.locked(say=say):
                 lifecycle.down(context, purge=arguments.purge)
@@ -56,6 +57,7 @@ def dispatch(arguments: argparse.Namespace, context: Context) -> int:
             with context.cache.locked(say=say):
                 images.prepare(context)
                 images.load(context, images.build(context), output=arguments.output)
+                lifecycle.prune(context)
         case "kubectl":
             rest = arguments.arguments[1:] if arguments.arguments[:1] == ["--"] else arguments.arguments
             variables = dict(os.environ, **lifecycle.environment(context))

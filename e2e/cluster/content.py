@@ -110,6 +110,4 @@ class Cache:
                         say(f"Waiting for another run (lock {handle.name})")
                         announced = True
                     time.sleep(0.5)
-            # Children must not inherit the lock: a dockerd we start would hold it for ever.
-            os.set_inheritable(handle.fileno(), False)
             yield

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -107,7 +108,6 @@ def build(context: Context) -> list[Image]:
         code = [builder.code(recipe) for recipe in RECIPES]
         lower = [root.result(), *(layer.result() for layer in dependencies)]
     stacks = [(lower[0], below, above) for below, above in zip(reversed(lower[1:]), code, strict=True)]
-    context.cache.prune("layer", keep=10)
     return [_image(recipe, layers, project) for recipe, layers in zip(RECIPES, stacks, strict=True)]
 
 
@@ -183,26 +183,25 @@ class _Builder:
         return layer
 
     def code(self, recipe: Recipe) -> Layer:
-        """Our own packages, the installed distribution's name and version, and the command `pratique`."""
-        folders = [(pins.REPOSITORY / folder / package, package) for folder, package in recipe.code]
-        files = [path for folder, _ in folders for path in source_files(folder)]
-        project = [self._project.name, self._project.version, sorted(self._project.scripts.items())]
-        key = digest_of("code", recipe.code, project, digest_of_files(pins.REPOSITORY, files), COMPRESSION)
+        """Our own packages, the installed distribution's name and version, and the command `pratique`.
 
-        def write(target: Path) -> Layer:
-            tree = target.parent / "tree"
-            for folder, package in folders:
-                for path in source_files(folder):
-                    copy = tree / CODE / package / path.relative_to(folder)
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, copy)
+        The key is taken from a copy: the tree may be edited between hashing and packing.
+        """
+        work = self._context.settings.cache / "work"
+        work.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="code-", dir=work) as scratch:
+            tree = Path(scratch) / "tree"
+            for folder, package in recipe.code:
+                copy_package(pins.REPOSITORY / folder / package, tree / CODE / package)
             _write_distribution(tree, self._project)
-            byte_compile(tree, log=self._context.settings.logs / "code.log")
-            layer = archive.write_layer(target, [Source(tree)], compression=COMPRESSION)
-            shutil.rmtree(tree)
-            return layer
+            files = [path for path in tree.rglob("*") if path.is_file()]
+            key = digest_of("code", digest_of_files(tree, files), COMPRESSION)
 
-        return self._layer(key, write)
+            def write(target: Path) -> Layer:
+                byte_compile(tree, log=self._context.settings.logs / "code.log")
+                return archive.write_layer(target, [Source(tree)], compression=COMPRESSION)
+
+            return self._layer(key, write)
 
     def _layer(self, key: str, write: Callable[[Path], Layer]) -> Layer:
         def fill(target: Path) -> None:
@@ -216,12 +215,14 @@ def _never(target: Path) -> Layer:
     raise AssertionError(f"{target} was there a moment ago")
 
 
-def source_files(folder: Path) -> list[Path]:
-    """The files of a package: what is in the tree, without what Python and tools leave there."""
-    if not folder.is_dir():
-        raise ClusterError(f"{folder} is missing: it goes into an image")
-    paths = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return sorted(path for path in paths if not path.name.endswith((".pyc", ".orig", "~")))
+def copy_package(source: Path, target: Path) -> None:
+    """Copy a package without what Python and editors leave in it."""
+    if not source.is_dir():
+        raise ClusterError(f"{source} is missing: it goes into an image")
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "*.orig", "*~", ".*")
+    shutil.copytree(source, target, ignore=ignore)
+    for path in target.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _write_distribution(tree: Path, project: Project) -> None:

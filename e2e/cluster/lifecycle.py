@@ -147,9 +147,6 @@ def _offline(context: Context) -> None:
         )
         _remove_old_images(engine, keep=image)
     _ensure_cluster(context, engine, image, private=True)
-    context.cache.prune("go", keep=2 * len(pins.GO_MODULES))
-    context.cache.prune("root", keep=4)
-    context.cache.prune("engine", keep=1)
 
 
 def build_inputs(context: Context) -> tuple[dict[str, Path], Path]:
@@ -158,6 +155,13 @@ def build_inputs(context: Context) -> tuple[dict[str, Path], Path]:
         root = pool.submit(build_root, context, rootfs.NODE)
         programs = gobuild.build_all(context.cache, progress=context.progress, logs=context.settings.logs)
         return programs, root.result()
+
+
+def prune(context: Context) -> None:
+    """Delete cache entries that were not used lately. Only when nothing is being built: it also deletes what looks like
+    the remains of a killed run."""
+    for entries, keep in (("go", 2 * len(pins.GO_MODULES)), ("root", 4), ("engine", 1), ("layer", 10)):
+        context.cache.prune(entries, keep=keep)
 
 
 def build_root(context: Context, recipe: rootfs.RootFileSystem) -> Path:
