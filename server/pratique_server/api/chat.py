@@ -120,6 +120,8 @@ class ChatResponse(Response):
                     outbox.put(event(ready, generation.answer.usage))
                 if piece.finish is not None:
                     break
+                # The writer's turn: a burst of events must not look like a client that does not read.
+                await asyncio.sleep(0)
                 piece = await generation.next_piece()
             outbox.put(stream.end(generation.answer.usage))
         except SlowReaderError:

@@ -21,8 +21,8 @@ class Outbox:
         self._changed = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """Raises ``SlowReaderError`` when the client has left too much unread."""
-        if len(self._pending) + len(data) > self._bytes_max:
+        """Raises ``SlowReaderError`` when the client has left too much unread. One event is never too much by itself."""
+        if self._pending and len(self._pending) + len(data) > self._bytes_max:
             raise SlowReaderError("The client read too slowly")
         self._pending += data
         self._changed.set()

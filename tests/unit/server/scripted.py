@@ -3,7 +3,7 @@ real engine behaves so is shown in ``tests/integration/server``.
 """
 
 import asyncio
-import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -198,7 +198,7 @@ def make_api(
     keys: ApiKeys | None = None,
     context_limit: int = 512,
     clock: Callable[[], float] | None = None,
-    **spec: Any,
+    spec_limits: dict[str, Any] | None = None,
 ) -> Api:
     engine = ScriptedEngine() if script is None else ScriptedEngine(script)
     tokenizer = byte_tokenizer()
@@ -216,7 +216,7 @@ def make_api(
         vocab_size=tokenizer.vocab_size,
     )
     state = ApiState(
-        spec=make_spec(**spec),
+        spec=make_spec(limits=spec_limits or {}),
         release=release,
         renderer=Renderer(ChatTemplate(template), tokenizer),
         engine=EngineSlot(engine),
@@ -225,7 +225,7 @@ def make_api(
         probe_token=PROBE_TOKEN,
         keys=keys,
         limits=limits or ApiLimits(),
-        **({"clock": clock} if clock is not None else {}),
+        clock=clock or time.monotonic,
     )
     return Api(engine=engine, state=state, verdicts=verdicts, app=make_app(state))
 
@@ -276,9 +276,6 @@ class RawExchange:
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.sent)
-
-
-_ids = itertools.count()
 
 
 async def eventually(condition: Callable[[], bool], *, seconds: float = 2.0) -> None:
