@@ -43,12 +43,13 @@ class EngineLimits:
 
     poll_seconds: float = 0.25
     # Above this age of the engine's last sign of life the pod is not ready. Well over a long prefill step on a busy host.
-    heartbeat_seconds_max: float = 15.0
+    heartbeat_seconds_max: float = 30.0
+    # Above this age it is taken for hung and replaced.
+    silence_seconds_max: float = 120.0
     restarts_max: int = 3
     restart_backoff_seconds: float = 1.0
     # A restart that held this long is forgiven.
     restart_window_seconds: float = 600.0
-    drain_margin_seconds: float = 1.0
 
 
 def load_serving_spec(path: Path) -> ServingSpec:

@@ -154,11 +154,9 @@ class ServingProcess:
             self.status.beat()
             await asyncio.sleep(BEAT_SECONDS)
 
-    async def _publish(self, loaded: Loaded | None) -> None:
+    async def _publish(self, loaded: Loaded) -> None:
         """Put the release behind the API port; the port opens with the first one."""
-        self._slot.set(loaded.engine if loaded is not None else None)
-        if loaded is None:
-            return
+        self._slot.set(loaded.engine)
         release = Release.of(loaded.manifest, self._spec, vocab_size=loaded.vocab_size)
         if self._state is not None:
             self._state.release, self._state.renderer = release, loaded.renderer

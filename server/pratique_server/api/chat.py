@@ -68,10 +68,11 @@ class ChatResponse(Response):
             "logprobs": None if merged.logprobs is None else {"content": merged.logprobs},
             "finish_reason": merged.finish,
         }
+        value = {**self._envelope.to_json_value("chat.completion"), "choices": [choice], "usage": usage}
         if self._prepared.api.return_token_ids:
-            choice["prompt_token_ids"] = self._prepared.execution.prompt_ids
             choice["token_ids"] = merged.token_ids
-        return {**self._envelope.to_json_value("chat.completion"), "choices": [choice], "usage": usage}
+            value["prompt_token_ids"] = self._prepared.execution.prompt_ids
+        return value
 
     async def _stream(self, send: Send) -> None:
         api = self._prepared.api

@@ -93,11 +93,10 @@ class ChatStream:
             "delta": delta,
             "logprobs": None if piece is None or piece.logprobs is None else {"content": piece.logprobs},
             "finish_reason": piece.finish if piece is not None else None,
-            **extra,
         }
         if self._return_token_ids and piece is not None:
             choice["token_ids"] = piece.token_ids
-        value = {**self._base, "choices": [choice]}
+        value = {**self._base, "choices": [choice], **extra}
         if self._continuous_usage:
             value["usage"] = usage.to_json_value()
         elif self._include_usage:

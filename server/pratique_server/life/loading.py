@@ -6,15 +6,29 @@ The engine and the text side load at the same time. When both fail, the engine's
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from pratique_contract import Reason, ReleaseManifest, ServingSpec
-from pratique_server.engine.protocol import Engine, EngineDeadError, EngineError
+from pratique_server.engine.protocol import Engine, EngineDeadError, EngineError, EngineIdentity
 from pratique_server.errors import TemplateError
 from pratique_server.release.builder import build_manifest
 from pratique_server.release.errors import ManifestError
 from pratique_server.text import Renderer, Tokenizer, TokenizerError, load_chat_template
 
-StartEngine = Callable[[ServingSpec], Awaitable[Engine]]
+
+class ServedEngine(Engine, Protocol):
+    """An engine with a process of its own, that can be lost and replaced."""
+
+    async def wait_dead(self) -> None:
+        """Return when the engine is gone or silent."""
+        ...
+
+    async def restart(self) -> EngineIdentity:
+        """Begin a new epoch. Raises ``EngineError`` when it does not load."""
+        ...
+
+
+StartEngine = Callable[[ServingSpec], Awaitable[ServedEngine]]
 
 
 class LoadFailedError(Exception):
@@ -30,7 +44,7 @@ class LoadFailedError(Exception):
 class Loaded:
     """One loaded release with its engine; the vocabulary size is the model's."""
 
-    engine: Engine
+    engine: ServedEngine
     manifest: ReleaseManifest
     renderer: Renderer
     vocab_size: int
@@ -81,7 +95,7 @@ def _explain(error: Exception) -> LoadFailedError | None:
     return None
 
 
-async def _close(starting: "asyncio.Future[Engine]") -> None:
+async def _close(starting: "asyncio.Future[ServedEngine]") -> None:
     """Stop an engine that has started, or that is still starting."""
     if not starting.done():
         starting.cancel()

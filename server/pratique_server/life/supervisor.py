@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 from pratique_contract import Reason, ServingSpec, Verdict, VerdictResult, constants
 from pratique_server.config import EngineLimits
-from pratique_server.engine.protocol import Engine, EngineError
+from pratique_server.engine.protocol import EngineError
 from pratique_server.gate.holder import VerdictHolder
-from pratique_server.life.loading import Loaded, LoadFailedError, StartEngine, load
+from pratique_server.life.loading import Loaded, LoadFailedError, ServedEngine, StartEngine, load
 from pratique_server.management.status import EngineReport, PodStatus
 
 CLOSE_SECONDS_MAX: Final = 10.0
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher(Protocol):
-    """Puts a loaded release behind the API port, or takes it away (None), and returns once the port shows that."""
+    """Puts a loaded release behind the API port, and returns once the port answers."""
 
-    async def __call__(self, loaded: Loaded | None) -> None: ...
+    async def __call__(self, loaded: Loaded) -> None: ...
 
 
 class EngineGoneError(Exception):
@@ -56,15 +56,16 @@ class Supervisor:
         self._status = status
         self._limits = limits
         self._clock = clock
-        self._engine: Engine | None = None
+        self._engine: ServedEngine | None = None
         self._restarts: list[float] = []
 
     async def run(self) -> None:
         """Load, verify, watch, and again after each loss."""
         while True:
             try:
-                loaded = await load(self._spec, self._start_engine)
+                loaded = await load(self._spec, self._start_engine if self._engine is None else self._restart_engine)
             except LoadFailedError as error:
+                await self.close()
                 if not self._restarts:
                     self._fail(error.reason, error.message)
                     await _for_ever()
@@ -85,6 +86,12 @@ class Supervisor:
         except Exception:  # noqa: BLE001 - a broken engine may not keep the process from going on
             _log.exception("Could not close the engine")
 
+    async def _restart_engine(self, spec: ServingSpec) -> ServedEngine:
+        """A new epoch of the same engine: what still arrives of the old one is dropped."""
+        assert self._engine is not None
+        await self._engine.restart()
+        return self._engine
+
     async def _serve_until_lost(self, loaded: Loaded) -> None:
         self._engine = loaded.engine
         await self._poll(loaded.engine)
@@ -100,8 +107,7 @@ class Supervisor:
             await asyncio.gather(gate, return_exceptions=True)
         _log.error("Lost the engine: %s", message)
         self._holder.set_pending(Reason.ENGINE_UNREACHABLE, f"The engine is being restarted: {message}")
-        await self._publish(None)
-        await self.close()
+        self._status.engine_up = False
 
     async def _run_gate(self, loaded: Loaded) -> None:
         verdict = await self._verify(loaded)
@@ -111,25 +117,28 @@ class Supervisor:
         if not verdict.passed:
             write_termination_message(verdict.one_line())
 
-    async def _watch(self, engine: Engine) -> str:
+    async def _watch(self, engine: ServedEngine) -> str:
         """Read the engine's report again and again; return what is wrong once something is."""
-        silence_max = 2 * self._limits.heartbeat_seconds_max
-        while True:
-            await asyncio.sleep(self._limits.poll_seconds)
-            problem = await self._poll(engine)
-            if problem is not None:
-                return problem
-            age = self._status.heartbeat_age_seconds()
-            if age is not None and age > silence_max:
-                return f"no sign of life for {age:.0f} s"
+        dead = asyncio.create_task(engine.wait_dead())
+        try:
+            while True:
+                await asyncio.wait({dead}, timeout=self._limits.poll_seconds)
+                if dead.done():
+                    return "the engine's process is gone"
+                problem = await self._poll(engine)
+                if problem is not None:
+                    return problem
+        finally:
+            dead.cancel()
 
-    async def _poll(self, engine: Engine) -> str | None:
+    async def _poll(self, engine: ServedEngine) -> str | None:
         try:
             stats = await engine.stats()
         except EngineError as error:
             return str(error) or "the engine stopped"
         self._status.report = EngineReport(stats=stats, read_at=self._clock())
-        return None
+        age = stats.heartbeat_age_seconds
+        return f"no sign of life for {age:.0f} s" if age > self._limits.silence_seconds_max else None
 
     async def _back_off(self) -> None:
         """Wait before the next start. Raises when there were too many in the window."""

@@ -188,7 +188,7 @@ async def test_ids_and_logprobs_add_up_to_the_usage() -> None:
     assert len(entries) == chunks[-2]["usage"]["completion_tokens"] == len(ids)
     assert bytes(byte for entry in entries[:-1] for byte in entry["bytes"]).decode() == "a🚢"
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
-    assert chunks[0]["choices"][0]["prompt_token_ids"] == api.engine.requests[0].prompt_ids
+    assert chunks[0]["prompt_token_ids"] == api.engine.requests[0].prompt_ids
     whole = (await api.chat({"return_token_ids": True, "logprobs": True})).json()["choices"][0]
     assert whole["token_ids"] == ids
     assert len(whole["logprobs"]["content"]) == len(ids)
@@ -286,7 +286,7 @@ async def test_a_deadline_header_that_is_no_number_is_refused(value: str) -> Non
     api = make_api()
     async with api.client() as client:
         response = await client.post(
-            "/v1/chat/completions", json=chat_body(), headers={"x-pratique-deadline-ms": value.encode()}
+            "/v1/chat/completions", json=chat_body(), headers=[(b"x-pratique-deadline-ms", value.encode())]
         )
     assert response.status_code == 400
     assert api.engine.requests == []
