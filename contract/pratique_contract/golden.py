@@ -15,8 +15,12 @@ from pratique_contract.model import ContractModel
 # Below it two correct engines in bf16 may choose differently.
 MARGIN_NATS_MIN = 0.5
 
-# Largest difference of a chosen token's log-probability (nat) that counts as the same model on another device or build.
-LOGPROB_TOLERANCE: dict[str, float] = {"FP32": 0.002, "FP16": 0.03, "BF16": 0.12}
+# Largest difference of a chosen token's log-probability (nat) that counts as the same model on another device or build:
+# two units in the last place of a logit between 16 and 32, where language models' winning logits lie.
+LOGPROB_TOLERANCE: dict[str, float] = {"FP32": 0.002, "FP16": 0.03, "BF16": 0.25}
+
+# A choice that leads by more than this many tolerances is the same on every correct device; a smaller lead may flip.
+MARGIN_IN_TOLERANCES = 4.0
 
 # The order of a stream's events with runs of content collapsed into one.
 EVENT_ORDER: tuple[str, ...] = ("role", "content", "finish", "usage", "done")

@@ -15,6 +15,10 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 CHATML = (
     "{% for message in messages %}"
@@ -49,7 +53,7 @@ def tiny_model(*, seed: int = 0, layers: int = 2, hidden: int = 64, architecture
 
     Weights are scaled up so that greedy steps have clear margins: a golden record needs prompts whose choice is not a near-tie.
     """
-    key = f"tiny-{architecture}-s{seed}-l{layers}-h{hidden}-{_source_digest(_build_tiny, _train_tokenizer)}"
+    key = f"tiny-{architecture}-s{seed}-l{layers}-h{hidden}-{_source_digest(_build_tiny, _train_tokenizer, _token_scales)}"
     return _cached(
         key, lambda out: _build_tiny(out, seed=seed, layers=layers, hidden=hidden, architecture=architecture)
     )
@@ -148,11 +152,25 @@ def _build_tiny(out: Path, *, seed: int, layers: int, hidden: int, architecture:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "norm" not in name:
-                    parameter.normal_(0.0, 1.0 if "lm_head" in name else 0.15)
+                    parameter.normal_(0.0, 3.0 if "lm_head" in name else 0.15)
+            model.get_output_embeddings().weight.mul_(_token_scales(out).unsqueeze(1))
     finally:
         torch.random.set_rng_state(state)
     model.save_pretrained(out, safe_serialization=True)
     GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2).save_pretrained(out)
+
+
+def _token_scales(out: Path) -> "torch.Tensor":
+    """Per token, how loud its logit is: fragments of characters are rare, so that answers are text, and the stop token is
+    frequent, so that some answers end by themselves."""
+    import torch
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    texts = [tokenizer.decode([token]) for token in range(tokenizer.get_vocab_size())]
+    scales = [1.0 if text.isascii() and text.isprintable() and text else 0.25 for text in texts]
+    scales[2] = 1.3
+    return torch.tensor(scales)
 
 
 def _build_smollm2(out: Path) -> None:

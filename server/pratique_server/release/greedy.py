@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pratique_contract.golden import MARGIN_NATS_MIN
 from pratique_server.engine.protocol import Engine, ExecutionRequest, FinishReason, SamplingRules, TokenLogprobs
 from pratique_server.release.errors import RecordingError
 
@@ -17,9 +16,9 @@ class GreedyRun:
     margins: tuple[float, ...]
     finish: FinishReason
 
-    def clear_steps(self) -> int:
-        """How many steps from the start have a margin that cannot be a near-tie."""
-        return next((i for i, margin in enumerate(self.margins) if margin < MARGIN_NATS_MIN), len(self.margins))
+    def clear_steps(self, margin_min: float) -> int:
+        """How many steps from the start lead their runner-up by at least ``margin_min``."""
+        return next((i for i, margin in enumerate(self.margins) if margin < margin_min), len(self.margins))
 
 
 async def run_greedy(

@@ -1,16 +1,27 @@
 """Make a release record: what an approved release renders, tokenizes and generates.
 
 In goes a serving document; the engine, tokenizer and template are loaded as a pod would load them. Out comes a record whose
-golden cases hold only greedy steps that no correct engine can tip over: each chosen token leads its runner-up by
-``MARGIN_NATS_MIN``. Near-ties are refused, never rounded away, and the same files give the same bytes.
+golden cases hold only greedy steps that no correct engine can tip over: each chosen token leads its runner-up by at least
+``MARGIN_NATS_MIN``, and preferably by so much that another device or build must agree too. Near-ties are refused, never rounded
+away, and the same files give the same bytes.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-from pratique_contract.golden import MARGIN_NATS_MIN, GoldenCase, GoldenOutput, GoldenRecord, RenderFixture, Usage
+from pratique_contract.golden import (
+    LOGPROB_TOLERANCE,
+    MARGIN_IN_TOLERANCES,
+    MARGIN_NATS_MIN,
+    GoldenCase,
+    GoldenOutput,
+    GoldenRecord,
+    RenderFixture,
+    Usage,
+)
 from pratique_contract.manifest import SpecialTokensPart
 from pratique_server.engine.protocol import Engine, EngineIdentity, FinishReason, RequestTooLargeError
 from pratique_server.release.errors import RecordingError
@@ -51,13 +62,14 @@ class TokenDecoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """A prompt whose first greedy ids are all clear."""
+    """A prompt whose first greedy ids are all clear; ``portable`` when they are so on every device."""
 
     name: str
     messages: Messages
     rendered: RenderedText
     ids: tuple[int, ...]
     finish: FinishReason
+    portable: bool
 
 
 class Recorder:
@@ -126,12 +138,11 @@ class Recorder:
             candidate = await self._try_candidate(name, messages, refused)
             if candidate is None:
                 continue
-            # A record of one kind of ending proves only that kind.
-            alike = sum(other.finish is candidate.finish for other in found)
-            (spare if alike >= CASES_WANTED - 1 else found).append(candidate)
+            wanted = candidate.portable and not _is_one_too_many(candidate, found)
+            (found if wanted else spare).append(candidate)
             if len(found) == CASES_WANTED:
                 break
-        chosen = (found + spare)[:CASES_WANTED]
+        chosen = (found + sorted(spare, key=lambda candidate: not candidate.portable))[:CASES_WANTED]
         if not chosen:
             raise RecordingError(
                 f"None of {len(CANDIDATES)} candidate prompts gives {self._tokens_min} greedy tokens that each lead their "
@@ -154,12 +165,21 @@ class Recorder:
         except RequestTooLargeError:
             refused.append(f"{name}: longer than the context")
             return None
-        length, cause = self._usable_length(trial)
-        if cause is not None:
-            refused.append(f"{name}: {cause}")
-            return None
-        finish = trial.finish if length == len(trial.ids) else FinishReason.LENGTH
-        return _Candidate(name=name, messages=messages, rendered=rendered, ids=trial.ids[:length], finish=finish)
+        excused = MARGIN_IN_TOLERANCES * LOGPROB_TOLERANCE[self._identity.dtype]
+        portable_min = max(math.nextafter(excused, math.inf), MARGIN_NATS_MIN)
+        for margin_min in (portable_min, MARGIN_NATS_MIN):
+            length = self._usable_length(trial, margin_min)
+            if length:
+                return _Candidate(
+                    name=name,
+                    messages=messages,
+                    rendered=rendered,
+                    ids=trial.ids[:length],
+                    finish=trial.finish if length == len(trial.ids) else FinishReason.LENGTH,
+                    portable=margin_min == portable_min,
+                )
+        refused.append(f"{name}: {_cause(trial)}")
+        return None
 
     async def _record_case(self, candidate: _Candidate) -> GoldenCase:
         """Run the chosen request again, exactly as the gate will send it, and record that run."""
@@ -171,18 +191,15 @@ class Recorder:
             )
         return self._make_case(candidate, final)
 
-    def _usable_length(self, trial: GreedyRun) -> tuple[int, str | None]:
-        clear = trial.clear_steps()
+    def _usable_length(self, trial: GreedyRun, margin_min: float) -> int:
+        """The longest beginning that is clear and shown as it is; 0 when that is too short."""
+        clear = trial.clear_steps(margin_min)
         stops_clearly = clear == len(trial.ids) and trial.finish is FinishReason.STOP
         if stops_clearly and clear >= STOPPED_CASE_TOKENS_MIN and self._is_showable(trial.ids[:-1]):
-            return clear, None
+            return clear
         cut = clear - 1 if stops_clearly else clear
-        for length in range(cut, self._tokens_min - 1, -1):
-            if self._is_showable(trial.ids[:length]):
-                return length, None
-        if clear < min(self._tokens_min, len(trial.ids)):
-            return 0, f"step {clear + 1} has a margin of {trial.margins[clear]:.2f} nat"
-        return 0, "its answer is too short or not plain text"
+        lengths = range(cut, self._tokens_min - 1, -1)
+        return next((length for length in lengths if self._is_showable(trial.ids[:length])), 0)
 
     def _is_showable(self, ids: Sequence[int]) -> bool:
         """Whether a client sees exactly these ids: no half character at the end, no token that is not shown."""
@@ -223,3 +240,17 @@ class Recorder:
             stop_ids=self._special_tokens.stop_ids,
             request_id=f"record-{self._requests}",
         )
+
+
+def _is_one_too_many(candidate: _Candidate, found: Sequence[_Candidate]) -> bool:
+    """A record of one kind of ending proves only that kind, and a second very short answer proves little."""
+    alike = sum(other.finish is candidate.finish for other in found)
+    short = sum(len(other.ids) < CASE_TOKENS_MIN for other in (*found, candidate))
+    return alike >= CASES_WANTED - 1 or (short > 1 and len(candidate.ids) < CASE_TOKENS_MIN)
+
+
+def _cause(trial: GreedyRun) -> str:
+    clear = trial.clear_steps(MARGIN_NATS_MIN)
+    if clear < len(trial.ids):
+        return f"step {clear + 1} has a margin of {trial.margins[clear]:.2f} nat"
+    return "its answer is too short or not plain text"

@@ -26,7 +26,7 @@ Step = tuple[int, float, float]
 Answer = Callable[[int], Sequence[Step]]
 
 
-def _identity() -> EngineIdentity:
+def _identity(dtype: str) -> EngineIdentity:
     return EngineIdentity(
         engine_name="Torch",
         engine_version="0",
@@ -34,7 +34,7 @@ def _identity() -> EngineIdentity:
         libraries={},
         architecture="Llama",
         model_files=[],
-        dtype="FP32",
+        dtype=dtype,
         quantization_method="None",
         quantization_config={},
         quantized_tensors=[],
@@ -95,11 +95,13 @@ class LetterDecoder:
         return "".join(special.get(token, "\ufffd" if token == 100 else chr(87 + token)) for token in ids)
 
 
-def _recorder(answer: Answer, renderer: NumberingRenderer | None = None, **limits: int) -> Recorder:
+def _recorder(
+    answer: Answer, renderer: NumberingRenderer | None = None, *, dtype: str = "FP32", **limits: int
+) -> Recorder:
     engine: Any = ScriptedEngine(answer)
     return Recorder(
         engine=engine,
-        identity=_identity(),
+        identity=_identity(dtype),
         special_tokens=make_manifest().special_tokens,
         renderer=renderer or NumberingRenderer(),
         decoder=LetterDecoder(),
@@ -135,6 +137,15 @@ async def test_a_case_ends_before_its_first_near_tie() -> None:
     record = await _recorder(lambda _: _clear(9) + near_tie + _clear(6)).record()
     assert {len(case.outputs[0].ids) for case in record.cases} == {9}
     assert all(min(case.outputs[0].margins) >= MARGIN_NATS_MIN for case in record.cases)
+
+
+async def test_cases_that_hold_on_every_device_are_preferred() -> None:
+    def answer(number: int) -> list[Step]:
+        lead = 2.0 if number in (7, 9) else 0.75
+        return [(10 + index, -0.5, -0.5 - lead) for index in range(20)]
+
+    record = await _recorder(answer, dtype="BF16").record()
+    assert [case.name for case in record.cases] == [CANDIDATES[number][0] for number in (7, 9, 0)]
 
 
 async def test_near_ties_everywhere_are_refused_with_the_margin_named() -> None:
