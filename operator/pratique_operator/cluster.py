@@ -27,6 +27,7 @@ LIST_PAGE: Final = 500
 PROXY_BODY_BYTES_MAX: Final = 1024 * 1024
 CONNECT_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 32
+UNTYPED_PATCH: Final = "failed to create typed patch object"
 _ERRORS: Final[Mapping[int, type[ApiError]]] = {
     400: RejectedError,
     403: RejectedError,
@@ -206,4 +207,7 @@ def _error(status: int, raw: bytes, what: str) -> OperatorError:
     except (ValueError, AttributeError):
         message = raw[:200].decode(errors="replace")
     kind = _ERRORS.get(status, ApiError)
+    if UNTYPED_PATCH in message:
+        # An applied object with a field its schema does not know is answered with 500, but no retry will ever help.
+        kind = RejectedError
     return kind(status, message or f"{what} answered {status}")
