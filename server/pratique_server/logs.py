@@ -27,5 +27,7 @@ def configure_logs(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for noisy in ("uvicorn", "uvicorn.error", "httpx", "httpcore", "transformers"):
+    for noisy in ("uvicorn", "httpx", "httpcore", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # Every error of a request is logged at the edge; this logger would tell it again, as an error, for each cut stream.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

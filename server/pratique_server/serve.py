@@ -77,8 +77,8 @@ class ServingProcess:
         self._api_limits = api_limits or ApiLimits()
         self._engine_limits = engine_limits or EngineLimits()
         self._start_engine = start_engine
-        self._socket: socket.socket = bind(spec.host, spec.api_port)
-        self.api_port: int = self._socket.getsockname()[1]
+        self.socket: socket.socket = bind(spec.host, spec.api_port)
+        self.api_port: int = self.socket.getsockname()[1]
         self.holder = VerdictHolder(policy=spec.release.policy)
         self.status = PodStatus(self.holder, heartbeat_seconds_max=self._engine_limits.heartbeat_seconds_max)
         self.metrics = Metrics()
@@ -90,18 +90,18 @@ class ServingProcess:
         self._state: ApiState | None = None
         self._server: ApiServer | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         app = ManagementApp(self.status, self.metrics, drain=self._drain_from_thread)
         try:
             self._management = ManagementThread(app, host=spec.host, port=spec.management_port)
         except OSError:
-            self._socket.close()
+            self.socket.close()
             raise
         self.management_port: int = self._management.port
 
     async def run(self) -> int:
         """The whole life; returns the exit code."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._live = LiveRequests()
         self._management.start()
         self._stop = asyncio.Event()
@@ -175,7 +175,7 @@ class ServingProcess:
             live=self._live,
         )
         self._server = ApiServer(make_app(self._state), limits=self._api_limits)
-        self._serving = asyncio.create_task(self._server.run_on(self._socket))
+        self._serving = asyncio.create_task(self._server.run_on(self.socket))
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
@@ -194,17 +194,17 @@ class ServingProcess:
         return await gate.run()
 
     def _watch_signals(self) -> None:
-        assert self._loop is not None
+        assert self.loop is not None
         try:
-            self._loop.add_signal_handler(signal.SIGTERM, self.stop)
+            self.loop.add_signal_handler(signal.SIGTERM, self.stop)
             # A person at a terminal does not wait for endpoints to go away.
-            self._loop.add_signal_handler(signal.SIGINT, lambda: self.stop(hurry=True))
+            self.loop.add_signal_handler(signal.SIGINT, lambda: self.stop(hurry=True))
         except (ValueError, RuntimeError):
             _log.debug("Not in the main thread: signals are the caller's")
 
     def _drain_from_thread(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.status.begin_drain)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.status.begin_drain)
 
     async def _close_ports(self) -> None:
         if self._server is not None and self._serving is not None:
@@ -218,5 +218,5 @@ class ServingProcess:
             await asyncio.gather(self._serving, return_exceptions=True)
         if self._state is not None:
             self._state.text_pool.shutdown(wait=False, cancel_futures=True)
-        self._socket.close()
+        self.socket.close()
         self._management.stop()
