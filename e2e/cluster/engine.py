@@ -67,6 +67,7 @@ class PrivateEngine:
         self._socket = home / "docker.sock"
         self._pid_file = home / "docker.pid"
         self._data = home / "data"
+        self._forward = home / "forward-policy"
 
     def engine(self) -> Engine:
         """How to reach it."""
@@ -93,6 +94,7 @@ class PrivateEngine:
         if self.pid() is not None and engine.answers():
             return engine
         self._home.mkdir(parents=True, exist_ok=True)
+        self._remember_forward_policy()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         for leftover in (self._pid_file, self._socket):
             leftover.unlink(missing_ok=True)
@@ -112,6 +114,11 @@ class PrivateEngine:
                 return engine
             time.sleep(0.3)
         raise ClusterError(f"dockerd did not start\n{tail(self._log.read_text(errors='replace'))}\nlog: {self._log}")
+
+    def _remember_forward_policy(self) -> None:
+        # dockerd sets it to DROP when it has to switch on forwarding itself, and never sets it back.
+        if not self._forward.exists():
+            write_atomically(self._forward, forward_policy(output(["iptables", "-S", "FORWARD"])))
 
     def _command(self) -> list[str]:
         return [
@@ -152,6 +159,8 @@ class PrivateEngine:
             with contextlib.suppress(CommandError):
                 for command in leftover_rules(output(["iptables-save", "-t", table])):
                     run(["iptables", "-w", "-t", table, *command], log=log)
+        if self._forward.exists():
+            run(["iptables", "-w", "-P", "FORWARD", self._forward.read_text()], log=log)
         shutil.rmtree(self._home, ignore_errors=True)
 
 
@@ -160,6 +169,14 @@ def daemon_configuration(machine: Machine) -> dict[str, object]:
     if machine.sys_resource:
         return {}
     return {"runtimes": {"bounded": {"path": str(WRAPPER)}}, "default-runtime": "bounded"}
+
+
+def forward_policy(listed: str) -> str:
+    """The policy of the chain FORWARD, from the text of `iptables -S FORWARD`."""
+    for line in listed.splitlines():
+        if line.startswith("-P FORWARD "):
+            return line.split()[2]
+    return "ACCEPT"
 
 
 _OURS = re.compile(r" -[io] (?:docker0|br-[0-9a-f]{12})(?: |$)|-[sd] 172\.31\.2[0-2][0-9]\.|-j DOCKER")

@@ -45,7 +45,7 @@ LEFT_OUT = tuple(
     f"{DEPENDENCIES}/{pattern}"
     for pattern in (
         "bin", "*.a", "*.pyi", "torch/include", "torch/share", "torch/test", "torch/bin/protoc*", "torch/bin/test_*",
-        "torch/lib/*.lib", "numpy/*/tests", "numpy/tests", "sympy/*/tests", "networkx/*/tests", "pip", "setuptools",
+        "torch/lib/*.lib", "numpy/*/tests", "numpy/tests", "sympy/*/tests", "networkx/*/tests",
     )
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ needs the processors, the other mostly the network), then the node image, then t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -73,10 +74,10 @@ def up(context: Context, *, recreate: bool = False) -> None:
 
 def _check_existing(context: Context) -> None:
     try:
-        server = output(["kubectl", "version", "-o", "json"], timeout_s=20)
-    except CommandError as error:
+        server = json.loads(output(["kubectl", "version", "-o", "json"], timeout_s=20))["serverVersion"]["gitVersion"]
+    except (CommandError, KeyError, ValueError) as error:
         raise ClusterError(f"the current kubeconfig reaches no cluster: {error}") from error
-    context.progress.say(f"Using the existing cluster of the current kubeconfig ({len(server)} bytes of version facts)")
+    context.progress.say(f"Using the existing cluster of the current kubeconfig, Kubernetes {server}")
 
 
 def _runs_already(context: Context) -> bool:

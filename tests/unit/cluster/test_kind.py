@@ -142,6 +142,11 @@ COMMIT
     ]
 
 
+def test_reads_the_policy_that_dockerd_will_change() -> None:
+    assert engine.forward_policy("-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n") == "DROP"
+    assert engine.forward_policy("") == "ACCEPT"
+
+
 def test_absolute_links_stay_inside_a_root(tmp_path: Path) -> None:
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "usr/bin/dash").write_text("shell")
