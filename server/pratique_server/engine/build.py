@@ -69,7 +69,7 @@ def _build_torch(
                 f"({checked['packedCheck']}). The engine argument --packed-check=one-sequence serves it one request at "
                 "a time, slowly."
             )
-        loaded.model.set_attn_implementation("sdpa")
+        runner.use_plain_attention()
         return _build_naive(spec, loaded, settings, device=device, facts={**facts, "execution": "one-sequence"})
     bytes_per_token = _kv_bytes_per_token(runner)
     overhead = tile_overhead_tokens(max_num_seqs=settings.max_num_seqs, block_size=settings.block_size)

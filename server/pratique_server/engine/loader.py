@@ -189,7 +189,6 @@ def _build_model(
                 config=config,
                 state_dict=dict(state),
                 dtype=dtype,
-                attn_implementation="sdpa",
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that we can say which; it is refused below
                 use_safetensors=True,

@@ -62,10 +62,15 @@ class SequenceKv:
     def release(self, *, poison: bool) -> None:
         """Drop the tensors. With ``poison`` (tests) whoever still reads them gets not-a-number."""
         if poison:
-            for tensors in self._layers.values():
-                for tensor in tensors:
-                    tensor.fill_(float("nan"))
+            self.poison()
         self._layers.clear()
+
+    @torch.inference_mode()
+    def poison(self) -> None:
+        """Overwrite everything stored with not-a-number."""
+        for tensors in self._layers.values():
+            for tensor in tensors:
+                tensor.fill_(float("nan"))
 
 
 def _zeros(like: Tensor, length: int) -> Tensor:

@@ -45,11 +45,16 @@ class ModelRunner:
         self._model = model
         weight = model.get_input_embeddings().weight
         self._device = weight.device
+        self._plain_attention = model.config._attn_implementation
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.min_rows = min_rows(weight.dtype, torch.get_num_threads())
 
     def use_packed_attention(self) -> None:
         self._model.set_attn_implementation(ATTENTION_NAME)
+
+    def use_plain_attention(self) -> None:
+        """Give the model back the attention it was loaded with; ``execute`` must not be called then."""
+        self._model.set_attn_implementation(self._plain_attention)
 
     @torch.inference_mode()
     def execute(self, items: Items[RunItem]) -> Tensor:

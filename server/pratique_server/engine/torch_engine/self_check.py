@@ -22,8 +22,11 @@ from pratique_server.engine.torch_engine.model_runner import ModelRunner, RunIte
 RELATIVE_ERROR_MAX: Final[dict[DType, float]] = {"FP32": 1e-4, "FP16": 0.02, "BF16": 0.05}
 _PROMPT_LENGTHS: Final = (5, 9, 14)
 _CHUNKS: Final = ((2, 3), (8, 1), (3, 10, 1))
-_BATCH_SIZES: Final = (1, 2, 5)
-_PROBE_CHUNKS: Final = ((14,), (13, 1), (1,) * 14, (3, 5, 6))
+# (batch size, chunks of the probe): each gives the logits of the same last position.
+_PROBES: Final = (
+    *((batch, chunks) for batch in (1, 2, 5) for chunks in ((14,), (13, 1), (3, 5, 6))),
+    (2, (1,) * 14),
+)
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,7 @@ def compare_packed(runner: ModelRunner, reference: PlainReference) -> float:
 def check_determinism(runner: ModelRunner, reference: PlainReference) -> bool:
     """Whether one prompt's last logits are bitwise the same in every batch size and chunking tried."""
     prompt, neighbour = reference.prompts[-1], reference.prompts[0]
-    results = [
-        _last_logits(runner, prompt, chunks, [neighbour] * (batch - 1))
-        for batch in _BATCH_SIZES
-        for chunks in _PROBE_CHUNKS
-    ]
+    results = [_last_logits(runner, prompt, chunks, [neighbour] * (batch - 1)) for batch, chunks in _PROBES]
     return all(torch.equal(result, results[0]) for result in results)
 
 

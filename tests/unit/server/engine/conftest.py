@@ -1,0 +1,9 @@
+"""One thread, as in a small pod: quick on a busy machine, and the same rounding everywhere."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)

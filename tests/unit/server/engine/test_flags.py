@@ -1,0 +1,98 @@
+"""Flags as the manifest states them, and settings that contradict the model."""
+
+from typing import Any
+
+import pytest
+
+from pratique_contract import ServingSpec
+from pratique_contract.serving import AdapterSource, EngineSpec, KvCacheSpec, ModelSource, QuantizationSpec
+from pratique_server.engine.errors import LoadError
+from pratique_server.engine.flags import check_supported, count_blocks, make_settings, normalize_flags
+
+
+def make_spec(**changes: Any) -> ServingSpec:
+    values: dict[str, Any] = {"served_model_name": "m", "model": ModelSource(path="/m", uri="file:///m")}
+    return ServingSpec(**(values | changes))
+
+
+def test_defaults_are_filled_in_and_identity_of_other_parts_is_left_out() -> None:
+    assert normalize_flags(EngineSpec()) == {
+        "maxModelLen": None,
+        "maxNumSeqs": 16,
+        "maxBatchedTokens": 512,
+        "kvCache": {"blocks": None, "memoryBytes": None, "blockSize": 16, "dtype": None},
+        "args": {"packed-check": "refuse"},
+    }
+
+
+def test_a_default_written_out_is_the_same_release() -> None:
+    assert normalize_flags(EngineSpec(args=("--packed-check=refuse",), max_num_seqs=16)) == normalize_flags(
+        EngineSpec()
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("--no-such-flag=1",), "does not know"),
+        (("packed-check=refuse",), "does not know"),
+        (("--packed-check",), "takes refuse or one-sequence"),
+        (("--packed-check=maybe",), "takes refuse or one-sequence"),
+        (("--packed-check=refuse", "--packed-check=refuse"), "twice"),
+    ],
+)
+def test_an_unknown_argument_is_refused(args: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(LoadError, match=sentence):
+        normalize_flags(EngineSpec(args=args))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"quantization": QuantizationSpec(method="AWQ")}, "method is AWQ"),
+        ({"quantization": QuantizationSpec(config={"bits": 4})}, "config is set"),
+        ({"engine": EngineSpec(kv_cache=KvCacheSpec(blocks=1, memory_bytes=1))}, "both blocks and memoryBytes"),
+        (
+            {"model": ModelSource(path="/m", uri="u", adapters=(AdapterSource(name="a", path="/a", uri="u"),))},
+            "cannot apply adapters",
+        ),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_and_never_left_out(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(LoadError, match=sentence):
+        check_supported(make_spec(**changes))
+
+
+def test_the_shorter_of_flag_and_model_bounds_a_request() -> None:
+    spec = make_spec(engine=EngineSpec(max_model_len=100))
+    assert make_settings(spec, context_limit=512, dtype="FP32").length_max == 100
+    assert make_settings(make_spec(), context_limit=512, dtype="FP32").length_max == 512
+    with pytest.raises(LoadError, match="maxModelLen is 100, but the model's own limit is 64"):
+        make_settings(spec, context_limit=64, dtype="FP32")
+
+
+def test_another_kv_type_than_the_models_is_refused() -> None:
+    spec = make_spec(engine=EngineSpec(kv_cache=KvCacheSpec(dtype="FP16")))
+    with pytest.raises(LoadError, match=r"kvCache\.dtype is FP16"):
+        make_settings(spec, context_limit=512, dtype="BF16")
+
+
+@pytest.mark.parametrize(
+    ("cache", "blocks"),
+    [
+        (KvCacheSpec(blocks=7), 7),
+        (KvCacheSpec(), 16 * 1024 // 16),
+        (KvCacheSpec(memory_bytes=100 * (1000 + 160)), 10),
+    ],
+)
+def test_blocks_come_from_the_flag_the_memory_or_the_default(cache: KvCacheSpec, blocks: int) -> None:
+    engine = EngineSpec(kv_cache=cache)
+    settings = make_settings(make_spec(engine=engine), context_limit=512, dtype="FP32")
+    assert count_blocks(engine, settings, bytes_per_token=100, overhead_tokens=1000) == blocks
+
+
+def test_too_little_memory_says_how_much_is_needed() -> None:
+    engine = EngineSpec(kv_cache=KvCacheSpec(memory_bytes=100))
+    settings = make_settings(make_spec(engine=engine), context_limit=512, dtype="FP32")
+    with pytest.raises(LoadError, match="needs at least 101600"):
+        count_blocks(engine, settings, bytes_per_token=100, overhead_tokens=1000)
