@@ -13,6 +13,7 @@ from pathlib import Path
 
 from e2e.cluster import images, lifecycle, machine, settings
 from e2e.cluster.content import Cache
+from e2e.cluster.engine import private_socket
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.lifecycle import Context
 from e2e.cluster.progress import Progress
@@ -83,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress = Progress()
     try:
         chosen = settings.from_environment(os.environ, home=Path.home(), provider=arguments.provider)
+        if os.environ.get("DOCKER_HOST") == private_socket(chosen.engine_home):
+            # A shell that ran `env`: our own engine must not pass for one that was there before us.
+            del os.environ["DOCKER_HOST"]
         context = Context(settings=chosen, cache=Cache(chosen.cache), machine=machine.observe(), progress=progress)
         return dispatch(arguments, context)
     except ClusterError as error:

@@ -36,13 +36,21 @@ class Engine:
 
     environment: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def path(self) -> str:
+        """PATH for programs that call `docker`."""
+        return self.environment.get("PATH") or os.environ.get("PATH", os.defpath)
+
     def docker(self, *arguments: str, timeout_s: float = 120.0) -> str:
         """Standard output of a docker command."""
         return output(["docker", *arguments], env=self.environment, timeout_s=timeout_s)
 
     def answers(self) -> bool:
         """Whether the engine is there."""
-        return succeeds(["docker", "version", "--format", "{{.Server.Version}}"], env=self.environment, timeout_s=10)
+        if shutil.which("docker", path=self.path) is None:
+            return False
+        command = ["docker", "version", "--format", "{{.Server.Version}}"]
+        return succeeds(command, env=self.environment, timeout_s=10)
 
     def has_image(self, reference: str) -> bool:
         """Whether the engine has this image."""
@@ -54,6 +62,11 @@ class Engine:
             return self.docker("container", "inspect", "--format", "{{.State.Status}}", name).strip()
         except CommandError:
             return None
+
+
+def private_socket(home: Path) -> str:
+    """DOCKER_HOST of the private engine."""
+    return f"unix://{home / 'docker.sock'}"
 
 
 class PrivateEngine:
@@ -71,7 +84,7 @@ class PrivateEngine:
 
     def engine(self) -> Engine:
         """How to reach it."""
-        return Engine({"DOCKER_HOST": f"unix://{self._socket}", "PATH": self._path()})
+        return Engine({"DOCKER_HOST": private_socket(self._home), "PATH": self._path()})
 
     def _path(self) -> str:
         # Our docker client first: a newer one on the machine may refuse to talk to an engine as old as Debian's.
@@ -127,7 +140,7 @@ class PrivateEngine:
             "--data-root", str(self._data),
             "--exec-root", str(self._home / "exec"),
             "--pidfile", str(self._pid_file),
-            "--host", f"unix://{self._socket}",
+            "--host", private_socket(self._home),
             "--storage-driver", "overlay2",
             "--exec-opt", "native.cgroupdriver=cgroupfs",
             # The default asks for a negative score, which needs CAP_SYS_RESOURCE.

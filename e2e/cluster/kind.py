@@ -85,7 +85,7 @@ class Kind:
         self._settings = settings
         self._engine = engine
         self._machine = machine
-        path = f"{tools}:{engine.environment.get('PATH') or _path()}"
+        path = f"{tools}:{engine.path}"
         self._environment = dict(engine.environment, PATH=path, KUBECONFIG=str(settings.kubeconfig))
         self._log = settings.logs / "kind.log"
 
@@ -232,10 +232,6 @@ def fetch_kubectl(engine: Engine, tools: Path) -> None:
         return
     tools.mkdir(parents=True, exist_ok=True)
     engine.docker("cp", f"{pins.NODE}:/usr/bin/kubectl", str(target))
-
-
-def _path() -> str:
-    return os.environ.get("PATH", os.defpath)
 
 
 def _merged(extra: Mapping[str, str]) -> dict[str, str]:

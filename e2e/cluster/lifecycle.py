@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from e2e.cluster import gobuild, kind, nodeimage, packages, pins, rootfs
@@ -46,7 +46,7 @@ class Context:
     def private_engine(self) -> PrivateEngine:
         """Our dockerd; unpacks it when needed."""
         unpacked = packages.engine_root(self.cache, self.machine, progress=self.progress, logs=self.settings.logs)
-        home = self.settings.cache / "docker"
+        home = self.settings.engine_home
         return PrivateEngine(home, programs=unpacked, machine=self.machine, logs=self.settings.logs)
 
 
@@ -87,7 +87,7 @@ def _runs_already(context: Context) -> bool:
         return False
     wanted = _node_image(context)
     context.progress.say(f"Cluster {pins.CLUSTER} is up: export KUBECONFIG={context.settings.kubeconfig}")
-    if record.private_engine and record.image != wanted:
+    if record.image not in (wanted, pins.PUBLISHED_NODE_IMAGE):
         context.progress.say(f"Its node image {record.image} is not the one of this tree; `up --recreate` replaces it")
     return True
 
@@ -102,7 +102,7 @@ def _node_image(context: Context) -> str:
 
 def _published(context: Context) -> bool:
     engine = Engine()
-    if not shutil.which("docker") or not engine.answers():
+    if not engine.answers():
         return False
     if not engine.has_image(pins.PUBLISHED_NODE_IMAGE):
         context.progress.say(f"Pulling {pins.PUBLISHED_NODE_IMAGE}")
@@ -129,10 +129,13 @@ def _published(context: Context) -> bool:
 
 def _offline(context: Context) -> None:
     packages.install_missing(context.machine, progress=context.progress, logs=context.settings.logs)
-    private = context.private_engine()
+    engine = Engine()
+    # Two engines on one machine fight over docker0 and the firewall: ours starts only where none runs.
+    own = None if engine.answers() else context.private_engine()
     programs, root = build_inputs(context)
-    engine = private.start()
-    docker = Path(_which("docker", engine.environment["PATH"]))
+    if own is not None:
+        engine = own.start()
+    docker = Path(_which("docker", engine.path))
     _link(context.tools, {"kubectl": programs["kubectl"], "kind": programs["kind"], "docker": docker})
     image = _node_image(context)
     if not engine.has_image(image):
@@ -147,7 +150,7 @@ def _offline(context: Context) -> None:
             logs=context.settings.logs,
         )
         _remove_old_images(engine, keep=image)
-    _ensure_cluster(context, engine, image, private=True)
+    _ensure_cluster(context, engine, image, private=own is not None)
 
 
 def build_inputs(context: Context) -> tuple[dict[str, Path], Path]:
@@ -199,8 +202,10 @@ def _ensure_cluster(context: Context, engine: Engine, image: str, *, private: bo
     if state is None:
         api_port = first_free(context.settings.api_port)
         cluster.create(image, api_port=api_port, progress=context.progress)
-        Record(image, private, api_port, context.settings.host_ports).save(kind.record_path(context.settings))
+        record = Record(image, private, api_port, context.settings.host_ports)
         created = True
+    assert record is not None
+    replace(record, private_engine=private).save(kind.record_path(context.settings))
     kind.fetch_kubectl(engine, context.tools)
     cluster.verify(progress=context.progress)
     verb = "created" if created else "back"
@@ -219,8 +224,7 @@ def down(context: Context, *, purge: bool) -> None:
         raise ClusterError("an existing cluster is not ours to delete")
     record_file = kind.record_path(context.settings)
     record = Record.load(record_file)
-    home = context.settings.cache / "docker"
-    private = context.private_engine() if home.exists() else None
+    private = context.private_engine() if context.settings.engine_home.exists() else None
     engine = private.engine() if private is not None else Engine()
     if (record is not None or private is not None) and engine.answers():
         with context.progress.step(f"Deleting cluster {pins.CLUSTER}", usual_s=4):

@@ -69,7 +69,7 @@ def build(
         with progress.step("Building the node image with kind", usual_s=30):
             command = ["kind", "build", "node-image", "--type", "file", "--arch", "amd64"]
             command += ["--base-image", base_name, "--image", name, str(tarball)]
-            environment = dict(engine.environment, PATH=f"{programs['kind'].parent}:{engine.environment['PATH']}")
+            environment = dict(engine.environment, PATH=f"{programs['kind'].parent}:{engine.path}")
             run(command, log=logs / "node-image.log", env=environment)
 
 

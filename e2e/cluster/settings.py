@@ -35,6 +35,10 @@ class Settings:
         return self.cache / "models"
 
     @property
+    def engine_home(self) -> Path:
+        return self.cache / "docker"
+
+    @property
     def logs(self) -> Path:
         return self.cache / "log"
 

@@ -173,7 +173,7 @@ def test_only_images_whose_name_the_node_lacks_are_sent() -> None:
 
 
 def test_old_images_go_except_the_newest_and_those_in_use() -> None:
-    history = [f"localhost/s:{n}" for n in range(7)]
+    history = [f"localhost/s:{n}" for n in range(loading.KEPT_IN_NODE + 3)]
     old = loading.superseded(
         ["localhost/other:1", "localhost/s:stray", *history], ["localhost/s"], history=history, used={"localhost/s:0"}
     )
