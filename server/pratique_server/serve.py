@@ -23,6 +23,7 @@ from pratique_server.api.live import LiveRequests
 from pratique_server.api.state import ApiState, EngineSlot, Release
 from pratique_server.config import ApiLimits, EngineLimits
 from pratique_server.engine.client import start_engine
+from pratique_server.engine.protocol import Engine
 from pratique_server.gate.gate import Gate
 from pratique_server.gate.holder import VerdictHolder
 from pratique_server.gate.record_file import read_record
@@ -98,9 +99,19 @@ class ServingProcess:
             self.socket.close()
             raise
         self.management_port: int = self._management.port
+        self.exit_code: int | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that answers now."""
+        return self._slot.get()
 
     async def run(self) -> int:
         """The whole life; returns the exit code."""
+        self.exit_code = await self._run()
+        return self.exit_code
+
+    async def _run(self) -> int:
         self.loop = asyncio.get_running_loop()
         self._live = LiveRequests()
         self._management.start()

@@ -1,0 +1,134 @@
+"""The serving process from its first second to its exit, with the real engine: loading, a failed gate, a failed load, a crashed engine,
+a drain."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pratique_server.config import EngineLimits
+from tests.integration.server.running import Running, make_spec, serving, serving_process, wait_until
+
+HI: Any = [{"role": "user", "content": "What is pratique?"}]
+LONG: dict[str, Any] = {"max_tokens": 450, "extra_body": {"ignore_eos": True}}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def copied_model(tiny_model_dir: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+
+
+async def open_stream(server: Running) -> tuple[openai.AsyncOpenAI, Any]:
+    client = server.openai()
+    stream = await client.chat.completions.create(model="tiny", messages=HI, stream=True, **LONG)
+    await anext(aiter(stream))
+    return client, stream
+
+
+def spoil_weights(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def test_a_corrupt_weight_file_is_named_and_the_process_stays_up(copied_model: Path) -> None:
+    spoil_weights(copied_model)
+    with serving(make_spec(copied_model)) as (server, _):
+        verdict = server.wait_verdict()
+        assert (verdict["result"], verdict["reason"]) == ("Fail", "ModelMismatch"), verdict
+        assert "model.safetensors" in verdict["message"]
+        assert server.probe("livez")[0] == 200
+        assert server.probe("startupz") == (503, f"ModelMismatch: {verdict['message']}")
+
+
+def test_a_crashed_engine_ends_streams_with_an_error_and_a_new_one_is_verified(tiny_model_dir: Path) -> None:
+    """vllm#36960, kserve#6259: healthy after the engine died."""
+    limits = EngineLimits(restart_backoff_seconds=0.1)
+    with serving(make_spec(tiny_model_dir), engine_limits=limits) as (server, process):
+        server.wait_ready()
+        first = server.stats()["epoch"]
+
+        async def crash_under_a_stream() -> openai.APIError:
+            client, stream = await open_stream(server)
+            os.kill(engine_pid(process), signal.SIGKILL)
+            with pytest.raises(openai.APIError) as caught:  # noqa: PT012 - reading is what raises
+                async for chunk in stream:
+                    assert not chunk.choices or chunk.choices[0].finish_reason is None
+            await client.close()
+            return caught.value
+
+        error = asyncio.run(crash_under_a_stream())
+        assert error.code == "engine_unavailable"
+        wait_until(lambda: server.probe("readyz")[0] == 503, seconds=3)
+        assert server.probe("livez")[0] == 200
+        server.wait_ready()
+        assert server.stats()["epoch"] == first + 1
+        server.wait_idle()
+        answer = httpx.post(
+            f"{server.api_url}/v1/chat/completions", json={"model": "tiny", "messages": HI, "max_tokens": 3}
+        )
+        assert answer.status_code == 200
+
+
+def engine_pid(process: Any) -> int:
+    return int(process.engine._core.process.pid)
+
+
+@pytest.fixture
+def fixed_ports() -> dict[str, int]:
+    return {"api_port": free_port(), "management_port": free_port()}
+
+
+@pytest.fixture
+def bare_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What a container with a read-only root leaves: no home, no network settings, one writable folder."""
+    writable = tmp_path / "tmp"
+    writable.mkdir()
+    yield {
+        "HOME": "/nonexistent",
+        "TMPDIR": str(writable),
+        "HF_HUB_OFFLINE": "1",
+        "XDG_CACHE_HOME": "/nonexistent/cache",
+    }
+    assert [path.name for path in writable.iterdir() if path.name.startswith("pratique-")] == []
+
+
+def test_sigterm_finishes_live_streams_and_exits_with_zero(
+    tiny_model_dir: Path, tmp_path: Path, fixed_ports: dict[str, int], bare_environment: dict[str, str]
+) -> None:
+    """vllm#24885, posthog PR#73863: requests dropped or the process hung on SIGTERM."""
+    spec = make_spec(tiny_model_dir, **fixed_ports)
+    with serving_process(spec, tmp_path, environment=bare_environment) as (server, child, log):
+        server.wait_ready()
+
+        async def drain_under_a_stream() -> list[Any]:
+            client, stream = await open_stream(server)
+            child.send_signal(signal.SIGTERM)
+            wait_until(lambda: server.probe("readyz")[0] == 503, seconds=1)
+            assert server.probe("readyz")[1].startswith("Draining")
+            assert server.probe("livez")[0] == 200
+            chunks = [chunk async for chunk in stream]
+            await client.close()
+            return chunks
+
+        chunks = asyncio.run(drain_under_a_stream())
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert child.wait(10) == 0
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        access = [line for line in lines if line["logger"] == "pratique.access" and not line["reserved"]]
+        assert [(line["ending"], line["status"]) for line in access] == [("limit", 200)]
+        assert "What is pratique" not in log.read_text()
