@@ -67,8 +67,8 @@ class Recipe:
 
 _SHARED = (("contract", "pratique_contract"), ("cli", "pratique_cli"))
 RECIPES = (
-    Recipe("operator", ("operator", "cli"), (*_SHARED, ("operator", "pratique_operator")), usual_s=15),
-    Recipe("server", ("server", "cli"), (*_SHARED, ("server", "pratique_server")), usual_s=90),
+    Recipe("operator", ("operator", "cli"), (*_SHARED, ("operator", "pratique_operator")), usual_s=30),
+    Recipe("server", ("server", "cli"), (*_SHARED, ("server", "pratique_server")), usual_s=100),
 )
 
 

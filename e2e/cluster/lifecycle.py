@@ -223,18 +223,17 @@ def down(context: Context, *, purge: bool) -> None:
     if context.settings.provider == "existing":
         raise ClusterError("an existing cluster is not ours to delete")
     record_file = kind.record_path(context.settings)
-    record = Record.load(record_file)
     private = context.private_engine() if context.settings.engine_home.exists() else None
-    engine = private.engine() if private is not None else Engine()
-    if (record is not None or private is not None) and engine.answers():
+    engine = recorded_engine(context) or (private.engine() if private is not None else None)
+    if engine is not None and engine.answers():
         with context.progress.step(f"Deleting cluster {pins.CLUSTER}", usual_s=4):
             context.kind(engine).delete()
     record_file.unlink(missing_ok=True)
     context.settings.kubeconfig.unlink(missing_ok=True)
     if private is not None:
         with context.progress.step("Stopping the private dockerd", usual_s=3):
-            if purge and engine.answers():
-                _remove_networks(engine)
+            if purge and private.engine().answers():
+                _remove_networks(private.engine())
             private.stop()
         if purge:
             private.purge()
@@ -279,7 +278,7 @@ def _link(folder: Path, programs: Mapping[str, Path]) -> None:
     for name, program in programs.items():
         temporary = folder / f".{name}"
         temporary.unlink(missing_ok=True)
-        temporary.symlink_to(program)
+        temporary.symlink_to(program.resolve())  # it may be found through this very folder
         temporary.replace(folder / name)
 
 

@@ -88,32 +88,32 @@ KUBERNETES_MODULE = GoModule(
         (f"{_VERSION_PACKAGE}.buildDate", "1970-01-01T00:00:00Z"),
     ),
 )
-KIND_TOOL = GoModule(name="kind", packages=(KIND_MODULE,), usual_s=15)
+KIND_TOOL = GoModule(name="kind", packages=(KIND_MODULE,), usual_s=5)
 # In the order in which they are built: the longest first, and those that share its packages right behind it.
 GO_MODULES = (
     KUBERNETES_MODULE,
-    GoModule(name="local-path-provisioner", packages=("github.com/rancher/local-path-provisioner",), usual_s=30),
-    GoModule(name="coredns", packages=(".",), usual_s=60),
+    GoModule(name="local-path-provisioner", packages=("github.com/rancher/local-path-provisioner",), usual_s=35),
+    GoModule(name="coredns", packages=(".",), usual_s=45),
     GoModule(
         name="containerd",
         packages=tuple(
             f"github.com/containerd/containerd/v2/cmd/{program}"
             for program in ("containerd", "ctr", "containerd-shim-runc-v2")
         ),
-        usual_s=120,
+        usual_s=40,
         # The snapshotters that kind leaves out too: nothing in a node selects them.
         tags=("no_aufs", "no_zfs", "no_btrfs", "no_devmapper"),
         variables=(("github.com/containerd/containerd/v2/version.Version", CONTAINERD),),
     ),
-    GoModule(name="etcd", packages=("go.etcd.io/etcd/server/v3",), usual_s=60),
-    GoModule(name="cri-tools", packages=("sigs.k8s.io/cri-tools/cmd/crictl",), usual_s=60),
+    GoModule(name="etcd", packages=("go.etcd.io/etcd/server/v3",), usual_s=20),
+    GoModule(name="cri-tools", packages=("sigs.k8s.io/cri-tools/cmd/crictl",), usual_s=25),
     GoModule(
         name="cni",
         packages=tuple(
             f"{_CNI}/{plugin}"
             for plugin in ("ipam/host-local", "main/loopback", "main/ptp", "main/bridge", "meta/portmap")
         ),
-        usual_s=15,
+        usual_s=5,
     ),
     GoModule(name="kindnet", packages=(".",), usual_s=5),
     GoModule(name="pause", packages=(".",), usual_s=5),

@@ -56,7 +56,7 @@ class RootFileSystem:
         return digest_of(self.name, pins.DEBIAN_SUITE, mirror, self.packages, self.delete, self.account)
 
 
-NODE = RootFileSystem(name="node", packages=pins.NODE_PACKAGES, delete=_EVERYWHERE + _NODE, usual_s=75)
+NODE = RootFileSystem(name="node", packages=pins.NODE_PACKAGES, delete=_EVERYWHERE + _NODE, usual_s=60)
 APPLICATION = RootFileSystem(
     name="application", packages=pins.APPLICATION_PACKAGES, delete=_EVERYWHERE + _APPLICATION, usual_s=50, account=True
 )
