@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,21 @@ def write_atomically(path: Path, content: str) -> None:
     temporary.replace(path)
 
 
+def mounts_below(mounts: str, path: Path) -> list[str]:
+    """Mount points inside `path`, deepest first, from the text of /proc/mounts."""
+    points = [line.split()[1] for line in mounts.splitlines() if len(line.split()) > 1]
+    return sorted((point for point in points if Path(point).is_relative_to(path)), key=len, reverse=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a directory, unless something is mounted in it that cannot be unmounted: a debootstrap that was killed
+    leaves this machine's /proc and /sys in there."""
+    for point in mounts_below(Path("/proc/self/mounts").read_text(), path):
+        subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
+    if not mounts_below(Path("/proc/self/mounts").read_text(), path):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class Cache:
     """Entries below one root directory."""
 
@@ -78,7 +94,7 @@ class Cache:
             partial.chmod(0o755)
             partial.rename(final)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_tree(partial)
         return final
 
     def prune(self, kind: str, *, keep: int) -> list[str]:
@@ -90,7 +106,7 @@ class Cache:
         whole = [path for path in folder.iterdir() if not path.name.startswith(TEMPORARY_PREFIX)]
         whole.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in partial + whole[keep:]:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         return [path.name for path in whole[keep:]]
 
     @contextlib.contextmanager

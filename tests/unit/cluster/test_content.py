@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.content import Cache, digest_of, digest_of_files, write_atomically
+from e2e.cluster.content import Cache, digest_of, digest_of_files, mounts_below, write_atomically
 from e2e.cluster.errors import ClusterError
 
 
@@ -64,6 +64,11 @@ def test_a_failed_build_leaves_no_entry(tmp_path: Path) -> None:
         cache.entry("go", "k", build)
     assert not cache.has("go", "k")
     assert list((tmp_path / "go").iterdir()) == []
+
+
+def test_mounts_in_a_tree_are_found_deepest_first_and_neighbours_are_not() -> None:
+    mounts = "proc /c/root/a/proc proc rw 0 0\nsys /c/root/a/proc/sys sysfs rw 0 0\nx /c/root/ab ext4 rw 0 0\n"
+    assert mounts_below(mounts, Path("/c/root/a")) == ["/c/root/a/proc/sys", "/c/root/a/proc"]
 
 
 def test_prune_keeps_the_most_recently_used_and_removes_what_killed_runs_left(tmp_path: Path) -> None:
