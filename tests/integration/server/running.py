@@ -16,6 +16,8 @@ import openai
 
 from pratique_contract import ServingSpec
 from pratique_server.config import ApiLimits, EngineLimits
+from pratique_server.engine.client import start_engine
+from pratique_server.life.loading import StartEngine
 from pratique_server.serve import ServingProcess
 
 READY_SECONDS_MAX = 50.0
@@ -89,10 +91,14 @@ def wait_until(condition: Callable[[], bool], *, seconds: float, why: Callable[[
 
 @contextmanager
 def serving(
-    spec: ServingSpec, *, api_limits: ApiLimits | None = None, engine_limits: EngineLimits | None = None
+    spec: ServingSpec,
+    *,
+    api_limits: ApiLimits | None = None,
+    engine_limits: EngineLimits | None = None,
+    start_engine: StartEngine = start_engine,
 ) -> Iterator[tuple[Running, ServingProcess]]:
     """Serve in a thread of this process; the test may look inside."""
-    process = ServingProcess(spec, api_limits=api_limits, engine_limits=engine_limits)
+    process = ServingProcess(spec, api_limits=api_limits, engine_limits=engine_limits, start_engine=start_engine)
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(asyncio.run(process.run())), name="serving")
     thread.start()
