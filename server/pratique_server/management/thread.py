@@ -19,6 +19,8 @@ class ManagementThread:
 
     def __init__(self, app: ManagementApp, *, host: str, port: int) -> None:
         self._socket = bind(host, port)
+        # From here on a probe waits for its answer instead of being refused.
+        self._socket.listen(CONNECTIONS_MAX)
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -52,5 +54,9 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, port))
+    try:
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
     return sock
