@@ -1,5 +1,5 @@
 """The only writes to children. Server-side apply with one field manager, skipped when the observed object already holds the intent;
-deletes name an object by UID and resource version, so that nothing else can be meant.
+deletes name an object by UID, so that nothing else can be meant.
 """
 
 import logging
@@ -142,13 +142,7 @@ def _remove(cluster: Cluster, snapshot: Snapshot, revision: str) -> int:
     for kind, child in sorted(found, key=lambda pair: pair[0] == kinds.DEPLOYMENT):
         metadata = child["metadata"]
         try:
-            cluster.delete(
-                kind,
-                snapshot.key.namespace,
-                metadata["name"],
-                uid=metadata["uid"],
-                resource_version=metadata["resourceVersion"],
-            )
+            cluster.delete(kind, snapshot.key.namespace, metadata["name"], uid=metadata["uid"])
         except NotFoundError:
             continue
         writes += 1

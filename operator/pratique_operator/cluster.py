@@ -62,8 +62,8 @@ class Cluster(Protocol):
         """JSON merge patch, with the precondition that ``body`` carries in ``metadata.resourceVersion``."""
         ...
 
-    def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, resource_version: str) -> None:
-        """Delete exactly this object in exactly this state; its dependents follow in the background."""
+    def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> None:
+        """Delete exactly this object, not one that took its name; its dependents follow in the background."""
         ...
 
     def read_pod(self, namespace: str, pod: str, port: int, path: str, *, timeout_seconds: float) -> str:
@@ -124,12 +124,12 @@ class ApiCluster:
             content_type="application/merge-patch+json",
         )
 
-    def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, resource_version: str) -> None:
+    def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> None:
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
-            "preconditions": {"uid": uid, "resourceVersion": resource_version},
+            "preconditions": {"uid": uid},
         }
         self._call("DELETE", kind.path(namespace, name), body=body)
 

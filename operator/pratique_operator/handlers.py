@@ -23,6 +23,7 @@ WATCH_SERVER_SECONDS: Final = 240  # an integer: the API server parses the query
 WATCH_CLIENT_SECONDS: Final = 300.0
 CONNECT_SECONDS: Final = 10.0
 LIST_PAGE: Final = 500
+WORKER_SECONDS: Final = 0.3
 HEARTBEAT_SECONDS_MAX: Final = 60.0
 
 
@@ -40,6 +41,9 @@ def configure(settings: kopf.OperatorSettings, config: OperatorConfig) -> None:
     settings.watching.client_timeout = WATCH_CLIENT_SECONDS
     settings.watching.connect_timeout = CONNECT_SECONDS
     settings.watching.chunk_size = LIST_PAGE
+    # Handlers only fill the queue: kopf's per-object workers have nothing to wait for, and at the end would be waited for.
+    settings.queueing.idle_timeout = WORKER_SECONDS
+    settings.queueing.exit_timeout = WORKER_SECONDS
     settings.networking.request_timeout = config.request_timeout_seconds
     settings.networking.connect_timeout = CONNECT_SECONDS
     own = labels.owner_selector(config.operator_name)

@@ -189,7 +189,7 @@ class RolloutSpec(ContractModel):
         description="Rolling starts the new revision beside the old one and moves the entry Service once every new pod is "
         "verified. Recreate stops the old pods first: for clusters without room for both; the service is down meanwhile.",
     )
-    progress_deadline_seconds: Annotated[int, Field(ge=10, le=7 * 86400)] | None = Field(
+    progress_deadline_seconds: Annotated[int, Field(ge=1, le=7 * 86400)] | None = Field(
         default=None, description="After this a rollout counts as failed. Default: startup.timeoutSeconds + 600."
     )
     revision_history_limit: Annotated[int, Field(ge=0, le=20)] = Field(

@@ -135,7 +135,8 @@ class Operator:
     def start(self) -> None:
         settings = client.Configuration()
         config.load_kube_config(str(self.kubeconfig), client_configuration=settings)
-        cluster = RecordingCluster(ApiCluster(client.ApiClient(settings), timeout_seconds=10), self.recording)
+        api = client.ApiClient(settings)
+        cluster = RecordingCluster(ApiCluster(api, timeout_seconds=10), self.recording)
         reader = VerdictReader(self._read, workers=2)
         started = threading.Event()
 
@@ -143,6 +144,7 @@ class Operator:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             started.set()
             await serve(cluster, self.config, reader, stop=self._stop)
+            await asyncio.sleep(0.1)  # aiohttp closes its transports in the loop's next rounds
 
         def run() -> None:
             try:
@@ -150,6 +152,9 @@ class Operator:
             except BaseException as error:  # noqa: BLE001 - told by stop()
                 self.errors.append(error)
                 started.set()
+            finally:
+                reader.close()
+                api.rest_client.pool_manager.clear()
 
         os.environ["KUBECONFIG"] = str(self.kubeconfig)
         self._thread = threading.Thread(target=run, name="operator", daemon=True)
@@ -285,6 +290,19 @@ class World:
         found = {key: child["metadata"]["resourceVersion"] for key, child in self.children(name).items()}
         return {**found, "self": self.service(name)["metadata"]["resourceVersion"]}
 
+    def settle(self, name: str = "svc") -> dict[str, str]:
+        """The versions once they have stood still for a moment: controllers write their last word late."""
+        seen = self.versions(name)
+
+        def still() -> bool:
+            nonlocal seen
+            time.sleep(0.5)
+            before, seen = seen, self.versions(name)
+            return before == seen
+
+        eventually(still, what="nothing moves any more")
+        return seen
+
     def entry(self, name: str = "svc") -> str | None:
         service = self.cluster.get(kinds.SERVICE, self.namespace, name)
         return None if service is None else service["spec"]["selector"].get(constants.LABEL_REVISION)
@@ -348,17 +366,9 @@ def _namespace(admin: client.ApiClient) -> Iterator[str]:
 
 
 @pytest.fixture
-def world(
-    admin: client.ApiClient,
-    namespace: str,
-    kubelet: FakeKubelet,
-    operator_kubeconfig: Path,
-    recording: set[tuple[str, str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[World]:
-    """The namespace with a running operator."""
-    monkeypatch.setenv("KUBECONFIG", str(operator_kubeconfig))
-    settings = OperatorConfig(
+def settings(namespace: str) -> OperatorConfig:
+    """The operator's settings: quick rounds, this namespace only."""
+    return OperatorConfig(
         allow_file_sources=True,
         watch_namespaces=(namespace,),
         operator_name=namespace,
@@ -368,16 +378,46 @@ def world(
         health_port=0,
         metrics_port=0,
     )
-    operator = Operator(namespace, admin, operator_kubeconfig, settings, recording)
+
+
+@dataclass(frozen=True)
+class Base:
+    """What every world is made of."""
+
+    admin: client.ApiClient
+    namespace: str
+    kubelet: FakeKubelet
+    kubeconfig: Path
+    recording: set[tuple[str, str, str]]
+
+
+@pytest.fixture
+def base(
+    admin: client.ApiClient,
+    namespace: str,
+    kubelet: FakeKubelet,
+    operator_kubeconfig: Path,
+    recording: set[tuple[str, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Base:
+    monkeypatch.setenv("KUBECONFIG", str(operator_kubeconfig))
+    return Base(admin, namespace, kubelet, operator_kubeconfig, recording)
+
+
+def _world(base: Base, settings: OperatorConfig) -> Iterator[World]:
+    operator = Operator(base.namespace, base.admin, base.kubeconfig, settings, base.recording)
     operator.start()
-    yield World(namespace, admin, kubelet, operator)
+    yield World(base.namespace, base.admin, base.kubelet, operator)
     operator.stop()
 
 
 @pytest.fixture
-def slow_world(world: World) -> World:
+def world(base: Base, settings: OperatorConfig) -> Iterator[World]:
+    """The namespace with a running operator."""
+    yield from _world(base, settings)
+
+
+@pytest.fixture
+def slow_world(base: Base, settings: OperatorConfig) -> Iterator[World]:
     """A world whose operator resyncs too rarely to help: what happens, happens because of watches."""
-    world.operator.stop()
-    world.operator.config = replace(world.operator.config, resync_seconds=600.0, retry_seconds=600.0)
-    world.operator.start()
-    return world
+    yield from _world(base, replace(settings, resync_seconds=600.0, retry_seconds=600.0))

@@ -203,7 +203,7 @@ def test_deadline_is_told_and_the_stable_serves_on(world: World) -> None:
     world.kubelet.outcomes[world.namespace] = lambda pod: (
         "ready" if pod["metadata"]["labels"][constants.LABEL_REVISION] == stable else "pulling"
     )
-    world.create(engine={"image": "localhost/none:2"}, rollout={"progressDeadlineSeconds": 10})
+    world.create(engine={"image": "localhost/none:2"}, rollout={"progressDeadlineSeconds": 3})
     assert world.wait_reason("Loading")
     late = world.wait_reason("ProgressDeadlineExceeded", timeout=20)
     assert "Loading" in late["message"]

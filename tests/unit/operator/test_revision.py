@@ -1,0 +1,172 @@
+"""The revision: every field that can change a pod moves it, nothing else does."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pratique_contract import ServingSpec, constants
+from pratique_operator.config import OperatorConfig
+from pratique_operator.errors import InvalidSpecError, RecordError
+from pratique_operator.references import Reference, References
+from pratique_operator.revision import Target, compute_target
+from pratique_operator.types import parse_spec
+from tests.support.releases import make_record
+
+CONFIG = OperatorConfig(server_image="registry/server:1", allow_file_sources=True)
+BASE: dict[str, Any] = {"model": {"uri": "file:///models/x"}, "engine": {"image": "localhost/none:1"}}
+
+
+def target(references: References | None = None, config: OperatorConfig = CONFIG, **spec: Any) -> Target:
+    merged = {**BASE, **spec}
+    return compute_target(parse_spec(merged), references or References(), service="svc", namespace="ns", config=config)
+
+
+POD_AFFECTING: dict[str, dict[str, Any]] = {
+    "model": {"model": {"uri": "file:///models/y"}},
+    "model name": {"model": {"uri": "file:///models/x", "name": "n"}},
+    "model revision": {"model": {"uri": "file:///models/x", "revision": "a" * 40}},
+    "tokenizer": {"tokenizer": {"uri": "file:///models/t"}},
+    "template": {"chatTemplate": {"inline": "x"}},
+    "dtype": {"quantization": {"dtype": "FP32"}},
+    "engine": {"engine": {"image": "localhost/none:1", "name": "Naive"}},
+    "image": {"engine": {"image": "localhost/none:2"}},
+    "length": {"engine": {"image": "localhost/none:1", "maxModelLen": 100}},
+    "sequences": {"engine": {"image": "localhost/none:1", "maxNumSeqs": 3}},
+    "tokens": {"engine": {"image": "localhost/none:1", "maxBatchedTokens": 100}},
+    "cache": {"engine": {"image": "localhost/none:1", "kvCache": {"blocks": 9}}},
+    "args": {"engine": {"image": "localhost/none:1", "args": ["--seed=1"]}},
+    "keys": {"auth": {"apiKeySecretRef": {"name": "keys"}}},
+    "limits": {"limits": {"maxPromptTokens": 10}},
+    "startup": {"startup": {"timeoutSeconds": 77}},
+    "probe timeout": {"startup": {"probeTimeoutSeconds": 7}},
+    "drain": {"drain": {"deadlineSeconds": 7}},
+    "env": {"template": {"spec": {"env": [{"name": "A", "value": "1"}]}}},
+    "resources": {"template": {"spec": {"resources": {"limits": {"memory": "1Gi"}}}}},
+    "labels": {"template": {"metadata": {"labels": {"a": "b"}}}},
+    "account": {"template": {"spec": {"serviceAccountName": "other"}}},
+    "pull secret": {"template": {"spec": {"imagePullSecrets": [{"name": "s"}]}}},
+    "priority": {"template": {"spec": {"priorityClassName": "system-node-critical"}}},
+}
+NOT_POD_AFFECTING: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 2},
+    "strategy": {"rollout": {"strategy": "Recreate"}},
+    "history": {"rollout": {"revisionHistoryLimit": 5}},
+    "deadline": {"rollout": {"progressDeadlineSeconds": 500}},
+}
+
+
+def test_every_pod_affecting_field_gives_its_own_revision() -> None:
+    """kserve#3683, production-stack, kubeai#219: changes that rolled nothing."""
+    revisions = {name: target(**change).revision for name, change in POD_AFFECTING.items()}
+    revisions["unchanged"] = target().revision
+    assert len(set(revisions.values())) == len(POD_AFFECTING) + 1, revisions
+
+
+@pytest.mark.parametrize("name", NOT_POD_AFFECTING)
+def test_other_fields_keep_the_revision(name: str) -> None:
+    """aibrix#2041: changes that rolled everything."""
+    assert target(**NOT_POD_AFFECTING[name]).revision == target().revision
+
+
+def test_order_of_fields_and_written_defaults_keep_the_revision() -> None:
+    spelled: dict[str, Any] = {"release": {"policy": "Enforce"}, "drain": {"preStopSeconds": 5, "deadlineSeconds": 30}}
+    assert target(**spelled).revision == target().revision
+
+
+def test_default_image_is_part_of_the_revision() -> None:
+    def of(image: str) -> str:
+        return target(config=OperatorConfig(server_image=image, allow_file_sources=True), engine={}).revision
+
+    assert of("registry/server:1") != of("registry/server:2")
+
+
+def test_content_of_secrets_in_the_environment_is_part_of_the_revision() -> None:
+    """linagora/openrag#985: a rotated Secret that no pod saw."""
+    env = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+
+    def of(value: str) -> str:
+        found = References({Reference("Secret", "s"): {"data": {"k": value}}})
+        return target(found, template={"spec": {"env": env}}).revision
+
+    assert of("b25l") != of("dHdv")
+
+
+def test_secret_template_is_mounted_and_never_copied_into_the_config_map() -> None:
+    found = References({Reference("Secret", "s"): {"data": {"k": "c2VjcmV0IHRleHQ="}}})
+    built = target(found, chatTemplate={"secretKeyRef": {"name": "s", "key": "k"}})
+    assert "secret text" not in json.dumps([built.config_data, built.template])
+    serving = ServingSpec.model_validate_json(built.config_data[constants.SERVING_FILE])
+    assert serving.chat_template_path == "/etc/pratique-template/k"
+
+
+def test_serving_document_maps_the_spec() -> None:
+    built = target(
+        model={"uri": "pvc://models/a/b", "name": "served", "revision": "a" * 40},
+        quantization={"dtype": "BF16"},
+        engine={"name": "Naive", "image": "r/s@sha256:" + "c" * 64, "kvCache": {"memory": "1Gi"}, "maxModelLen": 99},
+        auth={"apiKeySecretRef": {"name": "keys"}},
+        limits={"maxQueued": 3},
+        startup={"probeTimeoutSeconds": 5},
+    )
+    serving = ServingSpec.model_validate_json(built.config_data[constants.SERVING_FILE])
+    assert (serving.service, serving.namespace, serving.revision) == ("svc", "ns", built.revision)
+    assert (serving.served_model_name, serving.model.path, serving.model.revision) == (
+        "served",
+        "/models/model",
+        "a" * 40,
+    )
+    assert (serving.quantization.dtype, serving.engine.name, serving.engine.max_model_len) == ("BF16", "Naive", 99)
+    assert serving.engine.image_digest == "sha256:" + "c" * 64
+    assert serving.engine.kv_cache.memory_bytes == 2**30
+    assert (serving.engine.max_num_seqs, serving.limits.max_queued, serving.probe_timeout_seconds) == (16, 3, 5)
+    assert (serving.api_keys_path, serving.release.record_path) == ("/etc/pratique-keys", None)
+
+
+def test_record_is_handed_to_the_pod_with_its_fingerprint() -> None:
+    record = make_record()
+    found = References({Reference("ConfigMap", "rel"): {"data": {"record.json": record.to_json()}}})
+    built = target(found, release={"recordRef": {"name": "rel"}})
+    serving = ServingSpec.model_validate_json(built.config_data[constants.SERVING_FILE])
+    assert built.config_data[constants.RECORD_FILE] == record.to_json()
+    assert built.fingerprint == serving.release.fingerprint == record.fingerprint
+    assert serving.release.record_path == constants.RECORD_PATH
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (None, "there is no ConfigMap rel"),
+        ({"data": {}}, "has no key record.json"),
+        ({"data": {"record.json": "nonsense"}}, "is not JSON"),
+        ({"data": {"record.json": "{}"}}, "not valid at manifest"),
+    ],
+)
+def test_unusable_record_is_a_sentence(data: dict[str, Any] | None, text: str) -> None:
+    with pytest.raises(RecordError, match=text):
+        target(References({Reference("ConfigMap", "rel"): data}), release={"recordRef": {"name": "rel"}})
+
+
+def test_record_of_another_release_names_both_fingerprints() -> None:
+    record, other = make_record(), "sha256:" + "0" * 64
+    found = References({Reference("ConfigMap", "rel"): {"data": {"record.json": record.to_json()}}})
+    with pytest.raises(RecordError) as raised:
+        target(found, release={"recordRef": {"name": "rel"}, "fingerprint": other})
+    assert record.fingerprint in str(raised.value)
+    assert other in str(raised.value)
+
+
+def test_node_folder_is_refused_unless_the_operator_allows_it() -> None:
+    with pytest.raises(InvalidSpecError, match=r"spec\.model\.uri: file:// reads a folder of the node"):
+        target(config=OperatorConfig(server_image="a/b:1"))
+
+
+def test_missing_image_names_the_field() -> None:
+    with pytest.raises(InvalidSpecError, match=r"spec\.engine\.image: no image is given"):
+        target(config=OperatorConfig(allow_file_sources=True), engine={})
+
+
+def test_configuration_too_large_for_a_config_map_is_a_sentence() -> None:
+    found = References({Reference("ConfigMap", "c"): {"data": {"k": "x" * 1_000_001}}})
+    with pytest.raises(InvalidSpecError, match="a ConfigMap holds at most"):
+        target(found, chatTemplate={"configMapKeyRef": {"name": "c", "key": "k"}})
