@@ -50,10 +50,17 @@ def check_request(request: ExecutionRequest, capacity: Capacity) -> None:
         )
 
 
-def check_queue(request: ExecutionRequest, capacity: Capacity, *, waiting: int, waiting_tokens: int) -> None:
-    """Raise ``EngineOverloadedError`` when the queue is full. The gate's reserved requests are never turned away."""
-    if request.reserved:
+def check_queue(
+    request: ExecutionRequest, capacity: Capacity, *, waiting: int, waiting_tokens: int, free_seats: int
+) -> None:
+    """Raise ``EngineOverloadedError`` when the queue is full. The gate's reserved requests are never turned away.
+
+    ``free_seats`` is how many more requests may run: those will leave the queue at the next step, so a burst that an
+    idle engine can take at once is not refused.
+    """
+    if request.reserved or waiting < free_seats:
         return
+    waiting -= free_seats
     if waiting >= capacity.queued_max:
         raise EngineOverloadedError(f"The queue is full: {waiting} requests are waiting.")
     limit = capacity.queued_tokens_max

@@ -52,7 +52,13 @@ class NaiveEngine:
             raise DuplicateRequestError(f"A request with the id {request.request_id} is live.")
         check_request(request, self._capacity)
         stats = self.stats()
-        check_queue(request, self._capacity, waiting=stats.waiting, waiting_tokens=stats.waiting_tokens)
+        check_queue(
+            request,
+            self._capacity,
+            waiting=stats.waiting,
+            waiting_tokens=stats.waiting_tokens,
+            free_seats=1 - stats.running,
+        )
         self._arrivals += 1
         self._live.append(Sequence(request=request, arrival=self._arrivals, enqueued_at=self._clock()))
         # The running request stays first; the rest go by rank.

@@ -68,6 +68,7 @@ class TorchEngine:
             self._capacity,
             waiting=len(waiting),
             waiting_tokens=sum(item.num_tokens for item in waiting),
+            free_seats=self._scheduler.free_seats,
         )
         self._arrivals += 1
         sequence = Sequence(request=request, arrival=self._arrivals, enqueued_at=self._clock())

@@ -53,6 +53,11 @@ class Scheduler:
         self.waiting.append(sequence)
         self.waiting.sort(key=lambda item: item.rank)
 
+    @property
+    def free_seats(self) -> int:
+        """How many more requests may run."""
+        return self._max_num_seqs - len(self.running)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, finished or not; its blocks are free when this returns."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
@@ -102,7 +107,7 @@ class Scheduler:
         return refund
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
+        while self.waiting and budget > 0 and self.free_seats > 0:
             sequence = self.waiting[0]
             if not self._kv.can_allocate(self._blocks_owed() + sequence.num_tokens):
                 return

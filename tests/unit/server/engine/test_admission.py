@@ -58,11 +58,19 @@ def test_refuses_a_request_longer_than_the_limit_and_takes_one_that_just_fits() 
 @pytest.mark.parametrize(("waiting", "tokens"), [(2, 4), (1, 47)])
 def test_a_full_queue_refuses_clients_but_not_the_gate(waiting: int, tokens: int) -> None:
     with pytest.raises(EngineOverloadedError):
-        check_queue(make_request(), CAPACITY, waiting=waiting, waiting_tokens=tokens)
-    check_queue(make_request(reserved=True), CAPACITY, waiting=waiting, waiting_tokens=tokens)
+        check_queue(make_request(), CAPACITY, waiting=waiting, waiting_tokens=tokens, free_seats=0)
+    check_queue(make_request(reserved=True), CAPACITY, waiting=waiting, waiting_tokens=tokens, free_seats=0)
 
 
 def test_an_empty_queue_takes_a_request_of_any_length() -> None:
     """A bound on queued tokens smaller than one legal prompt must not make that prompt impossible for ever."""
     capacity = Capacity(vocab_size=100, tokens_max=100, queued_max=2, queued_tokens_max=5)
-    check_queue(make_request(prompt_ids=[1] * 9), capacity, waiting=0, waiting_tokens=0)
+    check_queue(make_request(prompt_ids=[1] * 9), capacity, waiting=0, waiting_tokens=0, free_seats=0)
+
+
+def test_a_burst_that_free_seats_will_take_does_not_count_as_queued() -> None:
+    """Before the first step everything waits; eight requests on an idle engine with room for four and a queue of four fit."""
+    for waiting, seats in ((3, 4), (5, 4), (1, 0)):
+        check_queue(make_request(), CAPACITY, waiting=waiting, waiting_tokens=40, free_seats=seats)
+    with pytest.raises(EngineOverloadedError):
+        check_queue(make_request(), CAPACITY, waiting=6, waiting_tokens=40, free_seats=4)

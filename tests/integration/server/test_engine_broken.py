@@ -1,0 +1,176 @@
+"""The engine core killed, frozen, orphaned, closed, and unable to load: every stream ends, nothing is left behind."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pratique_server.engine import client as client_module
+from pratique_server.engine.client import EngineClient, start_engine
+from pratique_server.engine.errors import LoadError
+from pratique_server.engine.protocol import EngineDeadError, EngineError, EngineOverloadedError
+from tests.integration.server.engine_client import LONG, collect, eventually, is_running, pid_of
+from tests.unit.server.engine.makers import make_request, make_spec
+
+
+@pytest.fixture(autouse=True)
+def private_temp(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the sockets go; nothing may be left there. Not ``tmp_path``: a socket's path may have 107 bytes at most."""
+    tmp_path_factory.getbasetemp()  # pytest settles its own folder before ours is in the way
+    folder = Path(tempfile.mkdtemp(prefix="pq-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    left = list(folder.iterdir())
+    shutil.rmtree(folder)
+    assert left == [], "sockets or files were left behind"
+
+
+async def read_until_dead(engine: EngineClient, name: str, received: list[int]) -> EngineError | None:
+    try:
+        async for event in engine.start(make_request(name, max_new_tokens=LONG)):
+            received += event.token_ids
+    except EngineError as error:
+        return error
+    return None
+
+
+@pytest.mark.req("R60", "R106")
+async def test_a_killed_and_then_a_frozen_engine_end_their_streams_and_a_new_epoch_serves(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vllm#36960: alive and healthy to the outside, dead inside. And no token appears twice after a restart."""
+    engine = await start_engine(make_spec(tiny_model_dir))
+    expected = await collect(engine, make_request("reference", max_new_tokens=LONG))
+    received: list[list[int]] = [[], []]
+    readers = [asyncio.create_task(read_until_dead(engine, f"r{n}", ids)) for n, ids in enumerate(received)]
+    await eventually(lambda: all(received))
+    os.kill(pid_of(engine), signal.SIGKILL)
+    errors = await asyncio.gather(*readers)
+    assert [type(error) for error in errors] == [EngineDeadError] * 2
+    assert "SIGKILL" in str(errors[0])
+    for ids in received:
+        assert ids == expected[: len(ids)]
+        assert len(ids) < LONG
+
+    await engine.wait_dead()
+    age = (await engine.stats()).heartbeat_age_seconds
+    await asyncio.sleep(0.1)
+    assert (await engine.stats()).heartbeat_age_seconds >= age + 0.1
+    with pytest.raises(EngineDeadError):
+        await engine.identity()
+    with pytest.raises(EngineDeadError):
+        await collect(engine, make_request("meanwhile"))
+
+    identity = await engine.restart()
+    assert identity == await engine.identity()
+    assert await collect(engine, make_request("r0", max_new_tokens=LONG)) == expected
+    stats = await engine.stats()
+    assert (stats.epoch, stats.heartbeat_age_seconds < 1) == (2, True)
+
+    monkeypatch.setattr(client_module, "SILENCE_SECONDS_MAX", 1.0)
+    ids: list[int] = []
+    reader = asyncio.create_task(read_until_dead(engine, "frozen", ids))
+    await eventually(lambda: bool(ids))
+    frozen = pid_of(engine)
+    os.kill(frozen, signal.SIGSTOP)
+    assert "reported nothing" in str(await reader)
+    assert (await engine.stats()).heartbeat_age_seconds > 1.0
+    monkeypatch.setattr(client_module, "SILENCE_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(client_module, "STOP_SECONDS", 0.2)
+    await engine.restart()
+    assert not is_running(frozen)
+    assert await collect(engine, make_request("again", max_new_tokens=LONG)) == expected
+    await engine.close()
+
+
+async def test_draining_lets_the_live_finish_and_closing_ends_the_rest_and_the_process(tiny_model_dir: Path) -> None:
+    engine = await start_engine(make_spec(tiny_model_dir))
+    pid = pid_of(engine)
+    short = asyncio.create_task(collect(engine, make_request("short", max_new_tokens=20)))
+    ids: list[int] = []
+    long = asyncio.create_task(read_until_dead(engine, "long", ids))
+    await eventually(lambda: bool(ids))
+    await engine.drain(time.monotonic() + 0.2)
+    with pytest.raises(EngineOverloadedError, match="draining"):
+        await collect(engine, make_request("too-late"))
+    assert len(await short) == 20
+    begun = time.monotonic()
+    await engine.close()
+    await engine.close()
+    assert isinstance(await long, EngineDeadError | None)
+    assert not is_running(pid)
+    assert time.monotonic() - begun < 4
+
+
+async def test_no_engine_outlives_its_parent(tiny_model_dir: Path, tmp_path: Path, private_temp: Path) -> None:
+    """The parent is another process, killed without a chance to say anything."""
+    (tmp_path / "spec.json").write_text(make_spec(tiny_model_dir).model_dump_json(by_alias=True))
+    program = (
+        "import asyncio, sys\n"
+        "from pratique_contract import ServingSpec\n"
+        "from pratique_server.engine.client import start_engine\n"
+        "async def main():\n"
+        "    engine = await start_engine(ServingSpec.model_validate_json(open(sys.argv[1]).read()))\n"
+        "    print(engine._core.process.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(private_temp)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "spec.json")], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        core = int(await asyncio.to_thread(parent.stdout.readline))
+    assert is_running(core)
+    parent.kill()
+    parent.wait()
+    await eventually(lambda: not is_running(core), seconds=5)
+    for folder in private_temp.iterdir():
+        shutil.rmtree(folder)  # a killed parent cannot; in a pod the folder goes with the container
+
+
+async def test_a_model_that_does_not_load_says_why(tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+    os.truncate(folder / "model.safetensors", 5000)
+    with pytest.raises(LoadError, match=r"model\.safetensors is truncated: it ends after 5000 bytes"):
+        await start_engine(make_spec(folder))
+
+
+async def test_a_core_that_dies_while_it_loads_is_named(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the kernel kills it for memory: an error with the signal's name, never a wait without end."""
+    original = client_module.launch_core
+
+    async def launch_and_kill(*args: object, **kwargs: object) -> object:
+        core = await original(*args, **kwargs)  # type: ignore[arg-type]
+        core.process.kill()
+        return core
+
+    monkeypatch.setattr(client_module, "launch_core", launch_and_kill)
+    with pytest.raises(LoadError, match="ended while it loaded: SIGKILL"):
+        await start_engine(make_spec(tiny_model_dir))
+
+
+async def test_a_cancelled_start_leaves_no_process(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, pids = client_module.launch_core, []
+
+    async def launch(*args: object, **kwargs: object) -> object:
+        core = await original(*args, **kwargs)  # type: ignore[arg-type]
+        pids.append(core.process.pid)
+        return core
+
+    monkeypatch.setattr(client_module, "launch_core", launch)
+    starting = asyncio.create_task(start_engine(make_spec(tiny_model_dir)))
+    await eventually(lambda: bool(pids))
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not is_running(pids[0])
