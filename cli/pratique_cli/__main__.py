@@ -1,9 +1,10 @@
 """``pratique``, ``kubectl pratique`` and ``python -m pratique_cli``: parse, run one command, end with its code."""
 
+import os
 import sys
 from pathlib import Path
 
-from pratique_cli.errors import CliError
+from pratique_cli.errors import EXIT_OK, CliError
 
 
 def main() -> None:
@@ -19,8 +20,8 @@ def main() -> None:
         sys.exit(error.code)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; the interpreter must not complain while it shuts down.
-        sys.stdout = None  # type: ignore[assignment]
-        sys.exit(0)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_OK)
 
 
 if __name__ == "__main__":

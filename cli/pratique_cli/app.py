@@ -1,6 +1,8 @@
 """All commands under one name. Only what parsing needs is imported here; each command imports its own world when it runs, so that
 ``--help`` and completion stay quick."""
 
+from typing import Annotated
+
 import typer
 
 from pratique_cli.commands import chat, operator, release, serve, status
@@ -11,6 +13,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"pratique {version('pratique')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("serve")(serve.serve)
 app.command("operator")(operator.operator)
 app.command("chat")(chat.chat)

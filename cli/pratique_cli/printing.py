@@ -29,7 +29,7 @@ def to_yaml(*documents: Any) -> str:
     """YAML text, key order kept."""
     import yaml
 
-    return str(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=2**31))
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

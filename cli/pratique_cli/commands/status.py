@@ -1,0 +1,104 @@
+"""``pratique status``: what serves, what is wanted, and why they differ, on one screen."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from pratique_cli.errors import EXIT_NO
+from pratique_cli.printing import Format, emit, format_table
+
+
+def status(
+    service: Annotated[str, typer.Argument(help="Name of the InferenceService.")],
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
+    context: Annotated[str | None, typer.Option(help="Kubeconfig context.")] = None,
+    form: Annotated[Format, typer.Option("--output", "--format", "-o", help="How to print it.")] = Format.TEXT,
+) -> None:
+    """Show a service. Ends with 1 when it is not ready."""
+    from pratique_cli.kube import Cluster
+
+    cluster = Cluster(context=context)
+    resource = cluster.get_service(service, namespace or cluster.namespace)
+    if form is Format.TEXT:
+        print(describe(resource, now=datetime.now(UTC)))
+    else:
+        emit(resource, form)
+    if not is_ready(resource):
+        raise typer.Exit(EXIT_NO)
+
+
+def is_ready(resource: Mapping[str, Any]) -> bool:
+    """Whether the operator has seen this very spec and found it ready."""
+    ready = _condition(resource, "Ready")
+    seen = resource.get("status", {}).get("observedGeneration")
+    return ready.get("status") == "True" and seen == resource["metadata"].get("generation")
+
+
+def describe(resource: Mapping[str, Any], *, now: datetime) -> str:
+    """The whole screen. Pure."""
+    metadata, observed = resource["metadata"], resource.get("status") or {}
+    ready = _condition(resource, "Ready")
+    stale = (
+        "" if observed.get("observedGeneration") == metadata.get("generation") else " (the newest spec is not seen yet)"
+    )
+    reason = ready.get("reason", "not observed yet")
+    sentence = ready.get("message", "the operator has not written a status")
+    approved = resource.get("spec", {}).get("release", {}).get("fingerprint")
+    lines = [
+        f"Service:   {metadata.get('namespace')}/{metadata['name']}",
+        f"Ready:     {ready.get('status', 'Unknown')}  {reason}: {sentence}{stale}",
+        f"Approved:  {approved or '-'}",
+        f"URL:       {observed.get('url') or '-'}",
+    ]
+    rollout = observed.get("rollout")
+    if rollout:
+        lines.append(f"Rollout:   {rollout.get('phase')}  {rollout.get('message', '')}".rstrip())
+    return "\n".join([*lines, "", _revisions(observed), *_conditions(observed, now), *_verdicts(observed)])
+
+
+def _revisions(observed: Mapping[str, Any]) -> str:
+    header = ("", "REVISION", "FINGERPRINT", "WEIGHT", "REPLICAS", "READY", "VERIFIED")
+    rows = []
+    for role in ("serving", "candidate"):
+        revision = observed.get(role)
+        if revision:
+            fingerprint = (revision.get("fingerprint") or "").removeprefix("sha256:")[:12]
+            counts = [revision.get(name) for name in ("replicas", "readyReplicas", "verifiedReplicas")]
+            rows.append((role, revision.get("revision"), fingerprint, f"{revision.get('weight', 0)}%", *counts))
+        else:
+            rows.append((role, *[None] * 6))
+    return format_table(header, rows)
+
+
+def _conditions(observed: Mapping[str, Any], now: datetime) -> list[str]:
+    rows = [
+        (c.get("type"), c.get("status"), c.get("reason"), _age(c.get("lastTransitionTime"), now), c.get("message"))
+        for c in observed.get("conditions", [])
+    ]
+    return ["", format_table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows)] if rows else []
+
+
+def _verdicts(observed: Mapping[str, Any]) -> list[str]:
+    rows = [
+        (v.get("pod"), v.get("revision"), v.get("result"), v.get("reason"), v.get("message"))
+        for v in observed.get("verdicts", [])
+    ]
+    return ["", format_table(("POD NOT VERIFIED", "REVISION", "RESULT", "REASON", "MESSAGE"), rows)] if rows else []
+
+
+def _condition(resource: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    conditions = (resource.get("status") or {}).get("conditions", [])
+    return next((condition for condition in conditions if condition.get("type") == kind), {})
+
+
+def _age(moment: str | None, now: datetime) -> str | None:
+    """How long ago, in the two digits kubectl would show."""
+    if moment is None:
+        return None
+    seconds = max(int((now - datetime.fromisoformat(moment)).total_seconds()), 0)
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"

@@ -1,0 +1,102 @@
+"""The cluster as the command line needs it: read a service, and open a connection to one of its verified pods.
+
+Uses the current kubeconfig context, or the pod's own account inside a cluster. Errors are sentences.
+"""
+
+import socket
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from pratique_cli.errors import CliError, missing_extra
+from pratique_contract import constants
+
+REQUEST_SECONDS_MAX: Final = 15.0
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """``context`` None is the current one. Raises ``CliError`` when there is no usable configuration."""
+
+    def __init__(self, *, context: str | None = None) -> None:
+        try:
+            from kubernetes import client, config
+            from kubernetes.config.config_exception import ConfigException
+        except ImportError as error:
+            raise missing_extra("cli", error) from error
+        self._client = client
+        try:
+            config.load_kube_config(context=context)
+            self.namespace = self._context_namespace(config, context)
+        except (ConfigException, OSError) as error:
+            try:
+                config.load_incluster_config()
+            except ConfigException:
+                raise CliError(f"There is no usable kubeconfig: {error}") from error
+            self.namespace = "default"
+
+    def get_service(self, name: str, namespace: str) -> dict[str, Any]:
+        """The InferenceService; raises ``CliError`` when it is not there."""
+        api = self._client.CustomObjectsApi()
+        found: dict[str, Any] = self._call(
+            f"InferenceService {namespace}/{name}",
+            lambda: api.get_namespaced_custom_object(
+                constants.GROUP,
+                constants.VERSION,
+                namespace,
+                constants.PLURAL,
+                name,
+                _request_timeout=REQUEST_SECONDS_MAX,
+            ),
+        )
+        return found
+
+    def ready_pod(self, name: str, namespace: str) -> tuple[str, int]:
+        """A pod behind the entry Service that is ready, and its API port."""
+        api = self._client.DiscoveryV1Api()
+        slices = self._call(
+            f"The endpoints of {namespace}/{name}",
+            lambda: api.list_namespaced_endpoint_slice(
+                namespace, label_selector=f"kubernetes.io/service-name={name}", _request_timeout=REQUEST_SECONDS_MAX
+            ),
+        )
+        for item in slices.items:
+            port = next((port.port for port in item.ports or [] if port.port), constants.API_PORT)
+            for endpoint in item.endpoints or []:
+                if endpoint.conditions.ready and endpoint.target_ref is not None:
+                    return str(endpoint.target_ref.name), int(port)
+        raise CliError(f"No verified pod serves {namespace}/{name} now; pratique status {name} -n {namespace} says why")
+
+    def connect(self, pod: str, port: int, namespace: str) -> socket.socket:
+        """A connection to a port of a pod, forwarded by the API server. Closing the socket ends it."""
+        from kubernetes.stream import portforward
+
+        api = self._client.CoreV1Api()
+        forward = self._call(
+            f"A connection to pod {namespace}/{pod}",
+            lambda: portforward(api.connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port)),
+        )
+        connection: socket.socket = forward.socket(port)
+        connection.setblocking(True)
+        return connection
+
+    def _context_namespace(self, config: Any, context: str | None) -> str:
+        contexts, active = config.list_kube_config_contexts()
+        chosen = active if context is None else next(c for c in contexts if c["name"] == context)
+        return str(chosen["context"].get("namespace") or "default")
+
+    def _call(self, what: str, call: Callable[[], T]) -> T:
+        import urllib3
+
+        try:
+            return call()
+        except self._client.exceptions.ApiException as error:
+            if error.status == 404:
+                raise CliError(f"{what} does not exist") from error
+            raise CliError(f"{what} cannot be read: HTTP {error.status} {error.reason}") from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise CliError(f"The cluster does not answer: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
