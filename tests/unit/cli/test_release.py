@@ -1,0 +1,193 @@
+"""``pratique release`` on files: show, diff, stamp, and what goes wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pratique_cli.specs import service_spec
+from pratique_contract.record import ReleaseRecord
+from tests.support.releases import make_case, make_manifest, make_record
+from tests.unit.cli.conftest import Run
+
+SERVICE = """
+apiVersion: serving.pratique.dev/v1alpha1
+kind: InferenceService
+metadata: {name: tiny, namespace: demo}
+spec:
+  model: {uri: "file:///models/tiny"}
+  engine: {maxNumSeqs: 4}
+"""
+
+
+@pytest.fixture
+def record_file(tmp_path: Path) -> Path:
+    path = tmp_path / "record.json"
+    path.write_text(make_record().to_json())
+    return path
+
+
+@pytest.fixture
+def service_file(tmp_path: Path) -> Path:
+    path = tmp_path / "service.yaml"
+    path.write_text(SERVICE)
+    return path
+
+
+def test_a_record_is_shown_as_parts_with_digests(pratique: Run, record_file: Path) -> None:
+    result = pratique("release", "show", record_file)
+    assert result.code == 0
+    assert result.out.startswith(f"Fingerprint: {make_record().fingerprint}\n")
+    rows = [line.split()[0] for line in result.out.splitlines()[3:]]
+    assert rows == list(make_manifest().digests)
+
+
+def test_a_config_map_carries_the_record_unchanged(pratique: Run, tmp_path: Path) -> None:
+    messages = ({"role": "user", "content": "  'quoted' \"twice\"\n\ttab: # 🚢 \x07 " + "long words " * 50},)
+    record = make_record(golden=make_record().golden.model_copy(update={"cases": (make_case(messages=messages),)}))
+    path = tmp_path / "record.json"
+    path.write_text(record.to_json())
+    result = pratique("release", "show", path, "--format", "configmap", "--name", "tiny-release", "--immutable")
+    config_map = yaml.safe_load(result.out)
+    assert (config_map["metadata"]["name"], config_map["immutable"]) == ("tiny-release", True)
+    assert config_map["data"]["record.json"] == record.to_json()
+    wrapped = tmp_path / "map.yaml"
+    wrapped.write_text(result.out)
+    assert pratique("release", "diff", path, wrapped).code == 0
+
+
+def test_json_output_is_for_programs(pratique: Run, record_file: Path) -> None:
+    value = json.loads(pratique("release", "show", record_file, "-o", "json").out)
+    assert value["fingerprint"] == make_record().fingerprint
+    assert yaml.safe_load(pratique("release", "show", record_file, "-o", "yaml").out) == value
+
+
+def test_the_same_release_is_no_difference(pratique: Run, record_file: Path) -> None:
+    result = pratique("release", "diff", record_file, record_file)
+    assert (result.code, result.out) == (0, "The releases are the same.\n")
+
+
+def test_a_difference_names_field_and_values_and_ends_with_1(pratique: Run, record_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "manifest.json"
+    manifest = make_manifest()
+    changed = manifest.model_copy(update={"engine": manifest.engine.model_copy(update={"version": "0.2.0"})})
+    # As /manifest of a pod answers it.
+    other.write_text(json.dumps({**changed.to_json_value(), "digests": changed.digests, "fingerprint": "x"}))
+    result = pratique("release", "diff", record_file, other)
+    assert result.code == 1
+    assert result.out.splitlines()[1].split() == ["engine.version", "0.1.0", "0.2.0"]
+    (difference,) = json.loads(pratique("release", "diff", record_file, other, "-o", "json").out)
+    assert difference["reason"] == "EngineMismatch"
+
+
+def test_stamping_names_the_release_and_leaves_the_rest(pratique: Run, record_file: Path, service_file: Path) -> None:
+    service_file.write_text(f"{SERVICE}---\nkind: Secret\nmetadata: {{name: keys}}\n")
+    result = pratique("release", "stamp", service_file, "--record", record_file)
+    service, secret = yaml.safe_load_all(result.out)
+    before: dict[str, Any] = yaml.safe_load(SERVICE)
+    assert service["spec"].pop("release") == {
+        "fingerprint": make_record().fingerprint,
+        "recordRef": {"name": "tiny-release"},
+    }
+    assert service == before
+    assert secret == {"kind": "Secret", "metadata": {"name": "keys"}}
+    assert service_file.read_text().startswith(SERVICE)
+
+
+def test_stamping_keeps_a_given_record_name_and_writes_only_when_told(
+    pratique: Run, record_file: Path, service_file: Path
+) -> None:
+    arguments = ("release", "stamp", service_file, "--record", record_file, "--record-ref", "approved", "--write")
+    assert pratique(*arguments).out == ""
+    pratique("release", "stamp", service_file, "--record", record_file, "--write")
+    assert yaml.safe_load(service_file.read_text())["spec"]["release"]["recordRef"] == {"name": "approved"}
+
+
+FAULTS: dict[str, tuple[str, str]] = {
+    "not there": ("", "cannot be read: No such file"),
+    "not JSON": ("{", "is not JSON"),
+    "no record": ("{}", "manifest: "),
+    "no map": ("kind: Secret", "neither a release record nor a ConfigMap"),
+    "YAML garbage": ("a: [", "is not YAML"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_file_gets_a_sentence_and_3(pratique: Run, fault: str, record_file: Path, tmp_path: Path) -> None:
+    text, sentence = FAULTS[fault]
+    path = tmp_path / "bad"
+    if text:
+        path.write_text(text)
+    result = pratique("release", "diff", record_file, path)
+    assert (result.code, result.out) == (3, "")
+    assert result.err.startswith("error: ")
+    assert sentence in result.err
+
+
+def test_a_file_with_two_services_cannot_be_stamped(pratique: Run, record_file: Path, service_file: Path) -> None:
+    service_file.write_text(f"{SERVICE}---{SERVICE}")
+    result = pratique("release", "stamp", service_file, "--record", record_file)
+    assert (result.code, result.err) == (3, f"error: {service_file} holds 2 InferenceServices, not one\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("release", "record"),
+        ("release", "record", "--config", "a", "--model", "b"),
+        ("release", "build", "--config", "a", "--service", "b"),
+        ("serve",),
+        ("release", "nonsense"),
+        ("chat",),
+    ],
+)
+def test_wrong_usage_ends_with_2(pratique: Run, arguments: tuple[str, ...]) -> None:
+    assert pratique(*arguments).code == 2
+
+
+def test_a_missing_model_folder_ends_with_3(pratique: Run, tmp_path: Path) -> None:
+    result = pratique("release", "build", "--model", tmp_path / "nowhere")
+    assert result.code == 3
+    assert "does not exist" in result.err
+
+
+def test_a_service_is_mapped_as_the_operator_maps_it(service_file: Path, tmp_path: Path) -> None:
+    spec = service_spec(service_file, model=tmp_path, tokenizer=None, chat_template=None, image="")
+    assert (spec.served_model_name, spec.namespace, spec.engine.max_num_seqs) == ("tiny", "demo", 4)
+    assert (spec.model.uri, spec.model.path) == ("file:///models/tiny", str(tmp_path))
+    assert spec.engine.image_digest is None
+    by_digest = service_spec(
+        service_file, model=tmp_path, tokenizer=None, chat_template=None, image="r/server@sha256:" + "a" * 64
+    )
+    assert by_digest.engine.image_digest == "sha256:" + "a" * 64
+
+
+def test_a_service_with_a_wrong_field_names_it(pratique: Run, service_file: Path, tmp_path: Path) -> None:
+    service_file.write_text(SERVICE.replace("maxNumSeqs: 4", "maxNumSeqs: many"))
+    result = pratique("release", "build", "--service", service_file, "--model", tmp_path)
+    assert result.code == 3
+    assert "spec.engine.maxNumSeqs" in result.err
+
+
+def test_a_serving_document_with_a_wrong_field_names_it(pratique: Run, tmp_path: Path) -> None:
+    path = tmp_path / "serving.json"
+    path.write_text('{"servedModelName": "x", "model": {"path": "p", "uri": "u"}, "engine": {"name": "Fast"}}')
+    result = pratique("serve", "--config", path)
+    assert result.code == 3
+    assert "engine.name" in result.err
+
+
+def test_a_record_too_large_for_a_config_map_is_refused(pratique: Run, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    value = make_record().to_json_value()
+    value["golden"]["cases"][0]["messages"][0]["content"] = "x" * 2**20
+    path.write_text(json.dumps(value))
+    result = pratique("release", "show", path, "-o", "configmap")
+    assert result.code == 3
+    assert "ConfigMap leaves room for" in result.err
+
+
+def test_the_record_read_back_is_the_record(record_file: Path) -> None:
+    assert ReleaseRecord.from_json(record_file.read_text()) == make_record()

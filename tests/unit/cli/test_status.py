@@ -1,0 +1,81 @@
+"""``pratique status``: the screen, from a resource as the operator writes it."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pratique_cli.commands.status import describe, is_ready
+
+NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+
+
+def _resource(**status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "smollm2", "namespace": "demo", "generation": 3},
+        "spec": {"release": {"fingerprint": "sha256:" + "a" * 64}},
+        "status": status,
+    }
+
+
+def _ready(status: str, reason: str, message: str) -> dict[str, Any]:
+    return {
+        "type": "Ready",
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2026-01-01T11:55:00Z",
+    }
+
+
+FULL = _resource(
+    observedGeneration=3,
+    url="http://smollm2.demo.svc",
+    conditions=[_ready("True", "Reconciled", "2 of 2 pods are verified")],
+    serving={
+        "revision": "abc1234567",
+        "fingerprint": "sha256:" + "a" * 64,
+        "weight": 100,
+        "replicas": 2,
+        "readyReplicas": 2,
+        "verifiedReplicas": 2,
+    },
+    candidate=None,
+    rollout={"phase": "Complete", "message": ""},
+)
+
+
+def test_what_serves_is_shown_before_what_is_wanted() -> None:
+    lines = describe(FULL, now=NOW).splitlines()
+    assert lines[1] == "Ready:     True  Reconciled: 2 of 2 pods are verified"
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("serving", "candidate"))}
+    assert rows["serving"] == ["abc1234567", "a" * 12, "100%", "2", "2", "2"]
+    assert set(rows["candidate"]) == {"-"}
+    assert lines.index(next(line for line in lines if line.startswith("serving"))) < lines.index(
+        next(line for line in lines if line.startswith("candidate"))
+    )
+    assert "5m" in next(line for line in lines if line.startswith("Ready "))
+
+
+def test_a_refused_pod_is_shown_with_its_reason() -> None:
+    verdict = {
+        "pod": "smollm2-abc-x",
+        "revision": "abc",
+        "result": "Fail",
+        "reason": "TokenizerMismatch",
+        "message": "tokenizer.files[tokenizer.json].sha256: one was approved, other is loaded",
+    }
+    screen = describe(_resource(verdicts=[verdict]), now=NOW)
+    assert "TokenizerMismatch   tokenizer.files[tokenizer.json].sha256" in screen
+
+
+def test_a_service_without_status_says_so() -> None:
+    resource = {"metadata": {"name": "new", "namespace": "demo", "generation": 1}}
+    assert "Unknown  not observed yet: the operator has not written a status" in describe(resource, now=NOW)
+    assert not is_ready(resource)
+
+
+def test_ready_for_an_older_spec_is_not_ready() -> None:
+    """kserve#4626."""
+    older = {**FULL, "metadata": {**FULL["metadata"], "generation": 4}}
+    assert is_ready(FULL)
+    assert not is_ready(older)
+    assert "the newest spec is not seen yet" in describe(older, now=NOW)
