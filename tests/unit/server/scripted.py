@@ -174,7 +174,7 @@ class Api:
         async with self.client(**headers) as client:
             return await client.post(path, json=body)
 
-    async def chat(self, body: Mapping[str, Any] | None = None, **headers: str) -> httpx.Response:
+    async def chat(self, body: Mapping[str, Any] | None = None, /, **headers: str) -> httpx.Response:
         """A plain request with the given changes; a value of ``...`` removes the field."""
         return await self.post("/v1/chat/completions", chat_body(**(body or {})), **headers)
 

@@ -26,6 +26,7 @@ from pratique_server.engine.protocol import (
     StepEvent,
 )
 from pratique_server.serve import ServingProcess
+from pratique_server.text import Tokenizer
 from tests.unit.server.scripted import ScriptedEngine, Step, events_of, eventually, idle_stats
 
 QUICK = EngineLimits(poll_seconds=0.01, restart_backoff_seconds=0.01, restarts_max=2)
@@ -116,6 +117,12 @@ def events_of_gate(request: ExecutionRequest) -> list[Step]:
         StepEvent(request_id="", token_ids=[67]),
         StepEvent(request_id="", token_ids=[request.stop_token_ids[0]], finish=events_of("a")[-1].finish),
     ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries_are_imported(tiny_model_dir: Path) -> None:
+    """The first load of a tokenizer imports half a machine-learning stack; that is not what the tests' time limits are for."""
+    Tokenizer.load(tiny_model_dir)
 
 
 @dataclass
