@@ -1,6 +1,5 @@
 """Turn what the checks gave into one verdict, and tell it: log, termination message. The verdict itself is pure."""
 
-import json
 import logging
 from collections.abc import Sequence
 from datetime import datetime
@@ -81,11 +80,12 @@ def _unfinished(
     ]
 
 
-def log_verdict(verdict: Verdict) -> None:
-    """One line of JSON: a passed verdict at info, a failed one at error."""
+def tell_verdict(verdict: Verdict) -> None:
+    """Log the whole verdict once (info when it passed, error when not) and leave its sentence for the kubelet."""
     level = logging.INFO if verdict.passed else logging.ERROR
-    value = {"event": "verdict", **verdict.to_json_value()}
-    logger.log(level, "%s", json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    fields = {"fingerprint": verdict.fingerprint, "verdict": verdict.to_json_value()}
+    logger.log(level, "Reached verdict %s", verdict.one_line(), extra={"fields": fields})
+    write_termination_message(verdict)
 
 
 def write_termination_message(verdict: Verdict, path: Path = Path(TERMINATION_LOG_PATH)) -> bool:

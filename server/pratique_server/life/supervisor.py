@@ -8,13 +8,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Final, Protocol
 
-from pratique_contract import Reason, ServingSpec, Verdict, VerdictResult, constants
+from pratique_contract import Reason, ServingSpec, Verdict, VerdictResult
 from pratique_server.config import EngineLimits
 from pratique_server.engine.protocol import EngineError
+from pratique_server.gate.conclude import tell_verdict
 from pratique_server.gate.holder import VerdictHolder
 from pratique_server.life.loading import Loaded, LoadFailedError, ServedEngine, StartEngine, load
 from pratique_server.management.status import EngineReport, PodStatus
@@ -112,10 +111,7 @@ class Supervisor:
     async def _run_gate(self, loaded: Loaded) -> None:
         verdict = await self._verify(loaded)
         self._holder.set(verdict)
-        write = _log.info if verdict.passed else _log.error
-        write("Reached verdict %s", verdict.one_line(), extra={"fields": {"fingerprint": verdict.fingerprint}})
-        if not verdict.passed:
-            write_termination_message(verdict.one_line())
+        tell_verdict(verdict)
 
     async def _watch(self, engine: ServedEngine) -> str:
         """Read the engine's report again and again; return what is wrong once something is."""
@@ -160,16 +156,7 @@ class Supervisor:
             policy=self._spec.release.policy,
         )
         self._holder.set(verdict)
-        _log.error("Reached verdict %s", verdict.one_line())
-        write_termination_message(verdict.one_line())
-
-
-def write_termination_message(line: str) -> None:
-    """Leave the reason where the kubelet looks for it when the container ends; the file exists only in a pod."""
-    file = Path(constants.TERMINATION_LOG_PATH)
-    with suppress(OSError):
-        if file.is_file():
-            file.write_text(line[:4000], encoding="utf-8")
+        tell_verdict(verdict)
 
 
 async def _for_ever() -> None:

@@ -15,10 +15,11 @@ from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ReleaseSpec
 from pratique_contract.verdict import Verdict, VerdictResult
 from pratique_server.engine.protocol import EngineDeadError
-from pratique_server.gate.conclude import log_verdict, write_termination_message
+from pratique_server.gate.conclude import tell_verdict, write_termination_message
 from pratique_server.gate.gate import own_address
 from pratique_server.gate.holder import VerdictHolder
 from pratique_server.gate.record_file import read_record
+from pratique_server.logs import JsonFormatter
 from tests.support.gates import (
     CountingEngine,
     Script,
@@ -224,10 +225,13 @@ async def test_the_verdict_survives_json() -> None:
 async def test_the_verdict_is_one_json_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     verdict = await _verdict(manifest=_with_changed_part("model"))
     with caplog.at_level(logging.INFO):
-        log_verdict(verdict)
-    (line,) = caplog.messages
-    assert json.loads(line)["reason"] == "ModelMismatch"
+        tell_verdict(verdict)
+    (entry,) = caplog.records
+    line = JsonFormatter().format(entry)
     assert "\n" not in line
+    value = json.loads(line)
+    assert (value["level"], value["message"]) == ("error", f"Reached verdict {verdict.one_line()}")
+    assert Verdict.from_json_value(value["verdict"]) == verdict
 
 
 async def test_the_termination_message_is_written_only_where_a_kubelet_made_the_file(tmp_path: Path) -> None:
