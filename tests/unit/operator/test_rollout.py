@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pratique_operator.rollout import Plan, RevisionState, RolloutState, plan_rollout
+from pratique_operator.rollout import Plan, RevisionState, RolloutState, Strategy, plan_rollout
 from pratique_operator.simulation import World, simulate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -161,7 +161,7 @@ def settled(world: World) -> bool:
 def random_history(seed: int, *, crash_rate: float) -> World:
     """Several spec changes, some to broken revisions, then a good one and quiet."""
     random = Random(seed)
-    strategy = "Recreate" if seed % 5 == 0 else "Rolling"
+    strategy: Strategy = "Recreate" if seed % 5 == 0 else "Rolling"
     world = World(
         RolloutState(target="r0", replicas=random.randint(1, 4), strategy=strategy, history_limit=random.randint(0, 3)),
         broken=frozenset({"r1", "r4"}),

@@ -1,0 +1,89 @@
+"""Builders of API objects and snapshots for the operator's unit tests."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pratique_contract import Reason, Verdict, VerdictResult
+from pratique_operator import kinds, labels, names
+from pratique_operator.config import OperatorConfig
+from pratique_operator.errors import InvalidSpecError, RecordError
+from pratique_operator.observe import Key, Snapshot
+from pratique_operator.pods import PodFacts
+from pratique_operator.references import References
+from pratique_operator.revision import Target, compute_target
+from pratique_operator.types import parse_spec
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+KEY = Key("ns", "svc")
+CONFIG = OperatorConfig(server_image="registry/server:1", allow_file_sources=True)
+Manifest = dict[str, Any]
+
+
+def make_owner(**spec: Any) -> Manifest:
+    return {
+        "metadata": {"name": "svc", "namespace": "ns", "uid": "u-1", "generation": 3, "resourceVersion": "7"},
+        "spec": {"model": {"uri": "file:///models/x"}, **spec},
+    }
+
+
+def make_target(**spec: Any) -> Target:
+    value = parse_spec(make_owner(**spec)["spec"])
+    return compute_target(value, References(), service="svc", namespace="ns", config=CONFIG)
+
+
+def make_deployment(revision: str, *, replicas: int = 1, served: bool = False, **status: Any) -> Manifest:
+    annotations = {names.ANNOTATION_SERVED_AT: "2026-01-01T00:00:00Z"} if served else {}
+    return {
+        "metadata": {
+            "name": names.revision_child("svc", revision),
+            "labels": labels.revision_labels("svc", revision),
+            "annotations": annotations,
+        },
+        "spec": {"replicas": replicas},
+        "status": status,
+    }
+
+
+def make_entry(revision: str) -> Manifest:
+    return {"metadata": {"name": "svc"}, "spec": {"selector": labels.revision_selector("svc", revision)}}
+
+
+def make_pod(revision: str, name: str = "p", **facts: Any) -> PodFacts:
+    return PodFacts(name=name, revision=revision, address="10.0.0.1", **facts)
+
+
+def ready_pod(revision: str, name: str = "p") -> PodFacts:
+    return make_pod(revision, name, ready=True, running=True)
+
+
+def failing_pod(revision: str, reason: Reason, message: str, name: str = "p") -> PodFacts:
+    verdict = Verdict(result=VerdictResult.FAIL, reason=reason, message=message, checked_at=NOW)
+    return make_pod(revision, name, running=True, verdict=verdict)
+
+
+def make_snapshot(
+    *,
+    spec: Manifest | None = None,
+    status: Manifest | None = None,
+    entry: str | None = None,
+    deployments: tuple[Manifest, ...] = (),
+    pods: tuple[PodFacts, ...] = (),
+    endpoints: dict[str, int] | None = None,
+    blocked: InvalidSpecError | RecordError | None = None,
+) -> Snapshot:
+    owner = make_owner(**(spec or {}))
+    if status is not None:
+        owner["status"] = status
+    children = {(kinds.DEPLOYMENT.kind, d["metadata"]["name"]): d for d in deployments}
+    if entry is not None:
+        children[kinds.SERVICE.kind, "svc"] = make_entry(entry)
+    return Snapshot(
+        key=KEY,
+        owner=owner,
+        spec=parse_spec(owner["spec"]),
+        target=None if blocked is not None else make_target(**(spec or {})),
+        blocked=blocked,
+        children=children,
+        pods=pods,
+        endpoints=endpoints,
+    )
