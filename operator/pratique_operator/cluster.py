@@ -3,6 +3,7 @@ real server through the synchronous Kubernetes client, so it is called from thre
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol, cast
 from urllib.parse import urlencode
@@ -23,6 +24,7 @@ from pratique_operator.kinds import Kind
 
 Manifest = dict[str, Any]
 
+_BEYOND_ASCII: Final = re.compile("[\x7f-\uffff]")
 LIST_PAGE: Final = 500
 PROXY_BODY_BYTES_MAX: Final = 1024 * 1024
 CONNECT_SECONDS_MAX: Final = 5.0
@@ -69,6 +71,12 @@ class Cluster(Protocol):
     def read_pod(self, namespace: str, pod: str, port: int, path: str, *, timeout_seconds: float) -> str:
         """Body of an HTTP GET to a pod through the API server."""
         ...
+
+
+def encode_body(body: Manifest) -> bytes:
+    """JSON that a YAML reader takes too, since the API server reads an apply as YAML: it refuses escaped surrogate pairs (an
+    emoji as JSON usually writes it) and bare control characters, so the first stay as they are and the rest is escaped."""
+    return _BEYOND_ASCII.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(body, ensure_ascii=False)).encode()
 
 
 class ApiCluster:
@@ -169,7 +177,7 @@ class ApiCluster:
                 method,
                 address,
                 headers=headers,
-                body=None if body is None else json.dumps(body).encode(),
+                body=None if body is None else encode_body(body),
                 timeout=urllib3.Timeout(connect=min(timeout, CONNECT_SECONDS_MAX), read=timeout),
                 retries=False,
                 preload_content=False,
