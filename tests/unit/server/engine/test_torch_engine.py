@@ -30,6 +30,7 @@ def generate_with_transformers(folder: Path, prompt: list[int], count: int) -> t
     model = load_model(folder).model
     output = model.generate(
         torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         max_new_tokens=count,
         do_sample=False,
         eos_token_id=None,

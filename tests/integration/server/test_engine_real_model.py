@@ -1,0 +1,83 @@
+"""SmolLM2-135M-Instruct in the real engine process: the same greedy text as transformers, alone and in company."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pratique_server.engine.client import EngineClient, start_engine
+from pratique_server.engine.loader import load_model
+from pratique_server.engine.protocol import SamplingRules
+from tests.integration.server.engine_client import collect
+from tests.unit.server.engine.makers import make_request, make_spec
+
+pytestmark = pytest.mark.real_model
+
+COUNT = 16
+
+
+@pytest.fixture
+async def engine(smollm2_dir: Path) -> AsyncIterator[EngineClient]:
+    engine = await start_engine(make_spec(smollm2_dir, dtype="FP32"))
+    yield engine
+    await engine.close()
+
+
+def encode(folder: Path, *prompts: str) -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
+
+
+@pytest.mark.req("R54", "R55")
+async def test_greedy_text_and_logprobs_are_those_of_transformers(smollm2_dir: Path, engine: EngineClient) -> None:
+    prompts = encode(
+        smollm2_dir,
+        "<|im_start|>user\nWhat is two plus two?<|im_end|>\n<|im_start|>assistant\n",
+        "The licence to enter port is called",
+        "<|im_start|>user\nName three harbours in Europe, one a line.<|im_end|>\n<|im_start|>assistant\n",
+    )
+    rules = SamplingRules(temperature=0.0, logprobs=0)
+
+    async def logprobs(name: str, ids: list[int]) -> list[tuple[int, float]]:
+        request = make_request(name, prompt_ids=ids, max_new_tokens=COUNT, sampling=rules)
+        return [
+            (token_id, item.chosen)
+            async for event in engine.start(request)
+            for token_id, item in zip(event.token_ids, event.logprobs or [], strict=True)
+        ]
+
+    together = await asyncio.gather(*(logprobs(f"r{n}", ids) for n, ids in enumerate(prompts)))
+    assert together == [await logprobs(f"alone{n}", ids) for n, ids in enumerate(prompts)]
+
+    model = load_model(smollm2_dir, dtype="FP32").model
+    for ids, mine in zip(prompts, together, strict=True):
+        output = await asyncio.to_thread(
+            model.generate,
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),  # else it hides every id equal to the padding id
+            max_new_tokens=COUNT,
+            do_sample=False,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        expected = output.sequences[0, len(ids) :].tolist()
+        reference = [float(torch.log_softmax(row[0], -1)[i]) for row, i in zip(output.logits, expected, strict=True)]
+        assert [token_id for token_id, _ in mine] == expected
+        assert [value for _, value in mine] == pytest.approx(reference, abs=1e-3)
+
+
+async def test_a_prompt_longer_than_the_step_budget_gives_the_same_as_in_one_piece(
+    smollm2_dir: Path, engine: EngineClient
+) -> None:
+    (ids,) = encode(smollm2_dir, "A pilot boards the ship at the mouth of the harbour. " * 45)
+    assert len(ids) > 512
+    chunked = await collect(engine, make_request(prompt_ids=ids, max_new_tokens=4))
+    model = load_model(smollm2_dir, dtype="FP32").model
+    with torch.inference_mode():
+        logits = await asyncio.to_thread(lambda: model(torch.tensor([ids]), use_cache=False).logits[0, -1])
+    assert chunked[0] == int(logits.argmax())
