@@ -19,7 +19,7 @@ class ConfigError(Exception):
 class ApiLimits:
     """Bounds on one client and on everything in flight. Times in seconds, sizes as named."""
 
-    in_flight_max: int = 1024
+    in_flight_max: int = 512
     header_seconds_max: float = 10.0
     keep_alive_seconds: float = 30.0
     body_seconds_max: float = 30.0

@@ -96,10 +96,10 @@ class Generation:
                 return errors.InvalidRequestError(str(error))
             case protocol.DeadlineExceededError():
                 return self._deadline.error()
+            case protocol.EngineDeadError() | protocol.RequestAbortedError() if self._state.status.draining:
+                return errors.DrainingError("The pod stopped before the answer was complete")
             case protocol.EngineDeadError():
                 return errors.EngineUnavailableError("The engine stopped; the answer cannot go on")
-            case protocol.RequestAbortedError() if self._state.status.draining:
-                return errors.DrainingError("The pod stopped before the answer was complete")
             case protocol.RequestAbortedError():
                 return errors.EngineUnavailableError("The engine gave the request up")
             case _:

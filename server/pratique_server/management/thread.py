@@ -27,6 +27,7 @@ class ManagementThread:
                 app,
                 log_config=None,
                 access_log=False,
+                server_header=False,
                 lifespan="off",
                 ws="none",
                 http="h11",
