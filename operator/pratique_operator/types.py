@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 
 from pratique_contract.canonical import DIGEST_PATTERN
+from pratique_contract.manifest import DType
 from pratique_contract.model import ContractModel
 from pratique_operator.errors import InvalidSpecError
 from pratique_operator.pod_types import KeyRef, LocalRef, PodTemplate
@@ -108,7 +109,7 @@ class QuantizationSpec(ContractModel):
     """Numeric format of the weights."""
 
     method: Literal["None"] = Field(default="None", description="Only None so far.")
-    dtype: Literal["BF16", "FP16", "FP32"] | None = Field(
+    dtype: DType | None = Field(
         default=None, description="Default: the type the checkpoint was saved in."
     )
 
@@ -125,7 +126,7 @@ class KvCacheSpec(ContractModel):
     blocks: PositiveInt | None = None
     memory: Quantity | None = Field(default=None, description="For example 4Gi.")
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="Tokens. Default 16.")
-    dtype: Literal["BF16", "FP16", "FP32"] | None = None
+    dtype: DType | None = None
 
 
 _IMAGE_RULES = rules(

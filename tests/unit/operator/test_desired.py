@@ -1,0 +1,256 @@
+"""Golden manifests: the exact objects that are applied, written down as a person would read them."""
+
+from typing import Any
+
+import yaml
+
+from pratique_contract import constants
+from pratique_operator.desired import children as build
+from pratique_operator.desired.pod import build_pod_template
+from pratique_operator.types import parse_spec
+from tests.unit.operator.worlds import CONFIG, make_owner, make_target
+
+HASH = constants.ANNOTATION_SPEC_HASH
+
+
+def without_hash(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest without the digest of itself."""
+    annotations = {k: v for k, v in manifest["metadata"]["annotations"].items() if k != HASH}
+    metadata = {**manifest["metadata"], "annotations": annotations}
+    if not annotations:
+        del metadata["annotations"]
+    return {**manifest, "metadata": metadata}
+
+
+def golden(text: str) -> Any:
+    return yaml.safe_load(text.replace("REVISION", make_target().revision))
+
+
+OWNERS = """
+  - apiVersion: serving.pratique.dev/v1alpha1
+    kind: InferenceService
+    name: svc
+    uid: u-1
+    controller: true
+    blockOwnerDeletion: false
+"""
+SERVICE_LABELS = """
+    app.kubernetes.io/name: pratique
+    app.kubernetes.io/instance: svc
+    app.kubernetes.io/managed-by: pratique
+    serving.pratique.dev/service: svc
+"""
+
+
+def test_entry_service_selects_one_revision() -> None:
+    built = build.build_entry_service(make_owner(), make_target().revision)
+    assert without_hash(built) == golden(f"""
+apiVersion: v1
+kind: Service
+metadata:
+  name: svc
+  namespace: ns
+  labels: {SERVICE_LABELS}
+  ownerReferences: {OWNERS}
+spec:
+  type: ClusterIP
+  selector:
+    serving.pratique.dev/service: svc
+    serving.pratique.dev/revision: REVISION
+  ports:
+  - {{name: http, port: 80, targetPort: http, protocol: TCP}}
+""")
+
+
+def test_revision_service_and_config_map_carry_the_revision() -> None:
+    target = make_target()
+    assert without_hash(build.build_revision_service(make_owner(), target)) == golden(f"""
+apiVersion: v1
+kind: Service
+metadata:
+  name: svc-REVISION
+  namespace: ns
+  labels: {SERVICE_LABELS}
+    serving.pratique.dev/revision: REVISION
+  ownerReferences: {OWNERS}
+spec:
+  type: ClusterIP
+  selector:
+    serving.pratique.dev/service: svc
+    serving.pratique.dev/revision: REVISION
+  ports:
+  - {{name: http, port: 80, targetPort: http, protocol: TCP}}
+  - {{name: management, port: 8001, targetPort: management, protocol: TCP}}
+""")
+    config = build.build_config_map(make_owner(), target)
+    assert (config["metadata"]["name"], config["immutable"]) == (f"svc-{target.revision}", True)
+    assert sorted(config["data"]) == [constants.SERVING_FILE]
+
+
+def test_disruption_budget_guards_the_serving_revision_only() -> None:
+    built = build.build_disruption_budget(make_owner(), "rev")
+    assert built["spec"] == golden("""
+maxUnavailable: 1
+unhealthyPodEvictionPolicy: AlwaysAllow
+selector:
+  matchLabels:
+    serving.pratique.dev/service: svc
+    serving.pratique.dev/revision: rev
+""")
+
+
+def test_service_account_has_no_token() -> None:
+    built = build.build_service_account(make_owner())
+    assert (built["metadata"]["name"], built["automountServiceAccountToken"]) == ("svc", False)
+
+
+def test_deployment_of_a_plain_service() -> None:
+    target = make_target()
+    built = build.build_deployment(make_owner(), target, replicas=2, served_at=None, progress_deadline_seconds=2400)
+    assert without_hash(built) == golden(f"""
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: svc-REVISION
+  namespace: ns
+  labels: {SERVICE_LABELS}
+    serving.pratique.dev/revision: REVISION
+  ownerReferences: {OWNERS}
+spec:
+  replicas: 2
+  revisionHistoryLimit: 0
+  progressDeadlineSeconds: 2400
+  selector:
+    matchLabels:
+      serving.pratique.dev/service: svc
+      serving.pratique.dev/revision: REVISION
+  strategy: {{type: RollingUpdate, rollingUpdate: {{maxSurge: 0, maxUnavailable: 1}}}}
+  template:
+    metadata:
+      labels: {SERVICE_LABELS.replace("    ", "        ")}
+        serving.pratique.dev/revision: REVISION
+    spec:
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      serviceAccountName: svc
+      terminationGracePeriodSeconds: 45
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 65532
+        runAsGroup: 65532
+        fsGroup: 65532
+        fsGroupChangePolicy: OnRootMismatch
+        seccompProfile: {{type: RuntimeDefault}}
+      containers:
+      - name: server
+        image: registry/server:1
+        imagePullPolicy: IfNotPresent
+        args: [serve, --config, /etc/pratique/serving.json]
+        env:
+        - {{name: HOME, value: /tmp}}
+        - {{name: HF_HUB_OFFLINE, value: "1"}}
+        ports:
+        - {{name: http, containerPort: 8000, protocol: TCP}}
+        - {{name: management, containerPort: 8001, protocol: TCP}}
+        securityContext:
+          allowPrivilegeEscalation: false
+          readOnlyRootFilesystem: true
+          capabilities: {{drop: [ALL]}}
+        volumeMounts:
+        - {{name: config, mountPath: /etc/pratique, readOnly: true}}
+        - {{name: tmp, mountPath: /tmp}}
+        - {{name: model, mountPath: /models/model, readOnly: true}}
+        startupProbe:
+          exec: {{command: [python3, -m, pratique_server.probe, startupz]}}
+          periodSeconds: 5
+          timeoutSeconds: 5
+          failureThreshold: 360
+        readinessProbe:
+          httpGet: {{path: /readyz, port: management}}
+          periodSeconds: 2
+          timeoutSeconds: 3
+          failureThreshold: 2
+        livenessProbe:
+          httpGet: {{path: /livez, port: management}}
+          periodSeconds: 10
+          timeoutSeconds: 3
+          failureThreshold: 6
+        lifecycle: {{preStop: {{sleep: {{seconds: 5}}}}}}
+      volumes:
+      - name: config
+        configMap: {{name: svc-REVISION}}
+      - name: tmp
+        emptyDir: {{sizeLimit: 2Gi}}
+      - name: model
+        hostPath: {{path: /models/x, type: Directory}}
+""")
+
+
+def pod(**spec: Any) -> Any:
+    return build_pod_template(parse_spec(make_owner(**spec)["spec"]), service="svc", config=CONFIG)["spec"]
+
+
+def test_claims_are_mounted_read_only_at_their_folder() -> None:
+    built = pod(model={"uri": "pvc://models/llama/8b"}, tokenizer={"uri": "pvc://models"})
+    assert built["volumes"][1:] == golden("""
+- {name: model, persistentVolumeClaim: {claimName: models, readOnly: true}}
+- {name: tokenizer, persistentVolumeClaim: {claimName: models, readOnly: true}}
+""")
+    assert built["containers"][0]["volumeMounts"][2:] == golden("""
+- {name: model, mountPath: /models/model, readOnly: true, subPath: llama/8b}
+- {name: tokenizer, mountPath: /models/tokenizer, readOnly: true}
+""")
+
+
+def test_grace_period_outlives_pre_stop_and_drain() -> None:
+    built = pod(drain={"preStopSeconds": 20, "deadlineSeconds": 100})
+    assert built["terminationGracePeriodSeconds"] > 120
+    assert "lifecycle" not in pod(drain={"preStopSeconds": 0})["containers"][0]
+
+
+def test_startup_budget_is_the_users() -> None:
+    """kubeai#172, kthena PR #943, aibrix#772: a fixed budget kills pods while they load."""
+    probe = pod(startup={"timeoutSeconds": 7200})["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 7200
+
+
+def test_template_options_reach_the_pod_and_own_variables_stay() -> None:
+    options = {
+        "resources": {"requests": {"cpu": 2, "nvidia.com/gpu": "1"}},
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"x": 1}},
+        "topologySpreadConstraints": [{"maxSkew": 1}],
+        "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
+        "env": [{"name": "A", "value": "1"}],
+        "imagePullSecrets": [{"name": "pull"}],
+        "serviceAccountName": "mine",
+    }
+    built = pod(template={"metadata": {"labels": {"a": "b"}}, "spec": options})
+    container = built["containers"][0]
+    assert container["resources"] == {"requests": {"cpu": "2", "nvidia.com/gpu": "1"}}
+    assert [variable["name"] for variable in container["env"]] == ["HOME", "HF_HUB_OFFLINE", "A"]
+    direct = set(options) - {"resources", "env"}
+    assert {name: built[name] for name in direct} == {name: options[name] for name in direct}
+
+
+def test_users_labels_never_replace_our_own() -> None:
+    target = make_target(template={"metadata": {"labels": {constants.LABEL_SERVICE: "other", "a": "b"}}})
+    built = build.build_deployment(make_owner(), target, replicas=1, served_at=None, progress_deadline_seconds=1)
+    found = built["spec"]["template"]["metadata"]["labels"]
+    assert (found[constants.LABEL_SERVICE], found["a"]) == ("svc", "b")
+
+
+def test_pod_has_no_token_no_privilege_and_no_network_to_a_hub() -> None:
+    built = pod()
+    container = built["containers"][0]
+    assert built["automountServiceAccountToken"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
+
+
+def test_hash_of_the_intent_moves_with_the_intent() -> None:
+    one = build.build_entry_service(make_owner(), "a")["metadata"]["annotations"][HASH]
+    two = build.build_entry_service(make_owner(), "b")["metadata"]["annotations"][HASH]
+    assert one != two

@@ -1,0 +1,126 @@
+"""The queue: one pass per service at a time, none lost, failures back off, nothing blocks the others."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from pratique_operator.errors import UnavailableError
+from pratique_operator.observe import Key
+from pratique_operator.queue import ReconcileQueue
+from pratique_operator.reconcile import Outcome
+
+A, B = Key("ns", "a"), Key("ns", "b")
+DONE = Outcome(0, None)
+
+
+async def running(work: Callable[[Key], Awaitable[Outcome]], seconds: float, *keys: Key, workers: int = 4) -> None:
+    queue = ReconcileQueue(work, workers=workers)
+    task = asyncio.create_task(queue.run())
+    for key in keys:
+        queue.trigger(key)
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_burst_of_triggers_is_one_pass() -> None:
+    """dynamo#13353: quick successive updates."""
+    passes: list[Key] = []
+
+    async def work(key: Key) -> Outcome:
+        passes.append(key)
+        return DONE
+
+    await running(work, 0.2, A, A, A, B, A)
+    assert sorted(map(str, passes)) == ["ns/a", "ns/b"]
+
+
+async def test_trigger_during_a_pass_runs_once_more_and_never_in_parallel() -> None:
+    active = most = passes = 0
+    queue: ReconcileQueue
+
+    async def work(key: Key) -> Outcome:
+        nonlocal active, most, passes
+        active, passes = active + 1, passes + 1
+        most = max(most, active)
+        if passes == 1:
+            for _ in range(5):
+                queue.trigger(key)
+        await asyncio.sleep(0.1)
+        active -= 1
+        return DONE
+
+    queue = ReconcileQueue(work, workers=4)
+    task = asyncio.create_task(queue.run())
+    queue.trigger(A)
+    await asyncio.sleep(0.6)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (passes, most) == (2, 1)
+
+
+async def test_failing_service_is_retried_and_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    passes: list[str] = []
+
+    async def work(key: Key) -> Outcome:
+        passes.append(key.name)
+        if key == A and passes.count("a") < 2:
+            raise UnavailableError("the API server did not answer")
+        return DONE
+
+    await running(work, 0.9, A, B)
+    assert (passes.count("a"), passes.count("b")) == (2, 1)
+    assert "the API server did not answer" in caplog.text
+
+
+async def test_unexpected_error_is_logged_with_its_trace_and_retried(caplog: pytest.LogCaptureFixture) -> None:
+    passes = 0
+
+    async def work(_key: Key) -> Outcome:
+        nonlocal passes
+        passes += 1
+        raise RuntimeError("a bug")
+
+    await running(work, 0.9, A)
+    assert passes == 2
+    assert "RuntimeError: a bug" in caplog.text
+
+
+async def test_requeue_runs_again_without_a_trigger() -> None:
+    passes = 0
+
+    async def work(_key: Key) -> Outcome:
+        nonlocal passes
+        passes += 1
+        return Outcome(0, 0.05)
+
+    await running(work, 0.5, A)
+    assert passes >= 4
+
+
+async def test_workers_are_bounded() -> None:
+    active = most = 0
+
+    async def work(_key: Key) -> Outcome:
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        await asyncio.sleep(0.05)
+        active -= 1
+        return DONE
+
+    await running(work, 0.5, *(Key("ns", str(n)) for n in range(8)), workers=2)
+    assert most == 2
+
+
+async def test_heartbeat_is_fresh_while_it_runs() -> None:
+    async def work(_key: Key) -> Outcome:
+        return DONE
+
+    queue = ReconcileQueue(work, workers=1)
+    task = asyncio.create_task(queue.run())
+    await asyncio.sleep(0.05)
+    assert queue.heartbeat_age_seconds < 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,48 @@
+"""Parsing a stored spec: the first wrong field is named in a sentence, defaults are filled in and never written back."""
+
+from typing import Any
+
+import pytest
+
+from pratique_operator.errors import InvalidSpecError
+from pratique_operator.types import parse_spec
+
+MODEL = {"model": {"uri": "pvc://m"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({}, "spec.model: field required"),
+        (None, "spec: "),
+        ({**MODEL, "scaling": {}}, "spec.scaling: extra inputs are not permitted"),
+        (
+            {**MODEL, "engine": {"maxModelLen": 0}},
+            "spec.engine.maxModelLen: input should be greater than or equal to 1",
+        ),
+        (
+            {**MODEL, "template": {"spec": {"env": [{"name": "A", "value": "1"}, {"name": "-"}]}}},
+            "spec.template.spec.env[1].name: ",
+        ),
+        ({"replicas": "x"}, "(and 1 more)"),
+    ],
+)
+def test_wrong_field_is_named(spec: Any, sentence: str) -> None:
+    with pytest.raises(InvalidSpecError) as raised:
+        parse_spec(spec)
+    assert sentence in str(raised.value)
+
+
+def test_defaults_are_filled_in() -> None:
+    spec = parse_spec(MODEL)
+    assert (spec.replicas, spec.rollout.strategy, spec.release.policy) == (1, "Rolling", "Enforce")
+    assert spec.progress_deadline_seconds == 2400
+    assert parse_spec({**MODEL, "rollout": {"progressDeadlineSeconds": 5}}).progress_deadline_seconds == 5
+
+
+def test_numbers_are_quantities_too() -> None:
+    spec = parse_spec({**MODEL, "template": {"spec": {"resources": {"requests": {"cpu": 2}}}}})
+    assert spec.template is not None
+    assert spec.template.spec is not None
+    assert spec.template.spec.resources is not None
+    assert spec.template.spec.resources.requests == {"cpu": "2"}

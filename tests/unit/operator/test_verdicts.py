@@ -1,0 +1,103 @@
+"""Reading verdicts over HTTP: what answers is known, what does not is unknown."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from pratique_contract import Reason, Verdict, VerdictResult, constants
+from pratique_operator.pods import PodFacts
+from pratique_operator.verdicts import PODS_MAX, VerdictReader, read_direct
+
+VERDICT = Verdict(result=VerdictResult.FAIL, reason=Reason.MODEL_MISMATCH, message="one byte")
+# The management port is fixed, so the stand-in pod has a loopback address of its own.
+ADDRESS = "127.83.17.1"
+
+
+def asked(name: str = "p", **facts: Any) -> PodFacts:
+    return PodFacts(**{"name": name, "revision": "r", "address": ADDRESS, "running": True, **facts})
+
+
+@pytest.fixture
+def answers() -> Iterator[Callable[[bytes, int, float], None]]:
+    """A pod's management port that answers what it is told to."""
+    body, status, delay = b"", 200, 0.0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            time.sleep(delay)
+            self.send_response(status if self.path == constants.VERDICT_PATH else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+            return
+
+    server = ThreadingHTTPServer((ADDRESS, constants.MANAGEMENT_PORT), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+
+    def answer(new_body: bytes, new_status: int = 200, new_delay: float = 0.0) -> None:
+        nonlocal body, status, delay
+        body, status, delay = new_body, new_status, new_delay
+
+    yield answer
+    server.shutdown()
+    server.server_close()
+
+
+def read(pods: list[PodFacts], timeout_seconds: float = 1.0) -> list[PodFacts]:
+    reader = VerdictReader(read_direct(timeout_seconds=timeout_seconds), workers=4)
+    try:
+        return reader("ns", pods)
+    finally:
+        reader.close()
+
+
+def test_failing_verdict_is_read(answers: Callable[..., None]) -> None:
+    """The management port answers 200 or 503 with the same body, whatever the verdict."""
+    for status in (200, 503):
+        answers(VERDICT.model_dump_json(by_alias=True).encode(), status)
+        (pod,) = read([asked()])
+        assert pod.verdict == VERDICT
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b"[]", b'{"result": "Maybe"}', b"\xff\xfe"])
+def test_nonsense_is_unknown(answers: Callable[..., None], body: bytes) -> None:
+    answers(body)
+    (pod,) = read([asked()])
+    assert pod.verdict is None
+
+
+def test_slow_pod_is_unknown_within_the_timeout(answers: Callable[..., None]) -> None:
+    answers(json.dumps({}).encode(), 200, 1.5)
+    started = time.monotonic()
+    (pod,) = read([asked()], timeout_seconds=0.2)
+    assert pod.verdict is None
+    assert time.monotonic() - started < 1.0
+
+
+def test_pod_that_refuses_the_connection_is_unknown() -> None:
+    (pod,) = read([asked(address="127.83.17.2")])
+    assert (pod.verdict, pod.failure) == (None, None)
+
+
+def test_only_running_pods_that_are_not_ready_are_asked_and_never_too_many() -> None:
+    seen: list[str] = []
+
+    def tell(_namespace: str, pod: PodFacts) -> str:
+        seen.append(pod.name)
+        return VERDICT.model_dump_json(by_alias=True)
+
+    pods = [asked("ready", ready=True), asked("gone", terminating=True), asked("no-address", address=None)]
+    pods += [asked(f"p{n:03}") for n in range(PODS_MAX + 5)]
+    reader = VerdictReader(tell, workers=2)
+    result = reader("ns", pods)
+    reader.close()
+    assert sorted(seen) == [f"p{n:03}" for n in range(PODS_MAX)]
+    assert [pod.name for pod in result] == [pod.name for pod in pods]
