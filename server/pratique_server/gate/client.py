@@ -49,9 +49,7 @@ class ProbeClient:
         try:
             async with self._client.stream("POST", CHAT_COMPLETIONS_PATH, json=body, headers=headers) as response:
                 await _require_stream(response)
-                _require_fingerprint(
-                    f"Header {FINGERPRINT_HEADER}", fingerprint, response.headers.get(FINGERPRINT_HEADER)
-                )
+                _require_equal(f"Header {FINGERPRINT_HEADER}", fingerprint, response.headers.get(FINGERPRINT_HEADER))
                 report = await _read(response)
         except httpx.ConnectError as error:
             raise BusyError(f"no connection to {self._client.base_url}", saturated=False) from error
@@ -59,7 +57,8 @@ class ProbeClient:
             raise CheckFailedError(
                 Reason.STREAM_BROKEN, f"The connection broke: {type(error).__name__}: {error}"
             ) from error
-        _require_fingerprint("system_fingerprint", fingerprint, report.system_fingerprint)
+        _require_equal("system_fingerprint", fingerprint, report.system_fingerprint)
+        _require_equal("model", self._model, report.model)
         return report
 
 
@@ -125,11 +124,11 @@ async def _read_error(response: httpx.Response) -> tuple[str, str]:
         return "", text[:200]
 
 
-def _require_fingerprint(where: str, expected: str, observed: str | None) -> None:
+def _require_equal(where: str, expected: str, observed: str | None) -> None:
     if observed != expected:
         raise CheckFailedError(
             Reason.STREAM_BROKEN,
-            f"{where} is {observed}, this release is {expected}",
+            f"{where} is {observed}, here it must be {expected}",
             expected=expected,
             observed=str(observed),
         )

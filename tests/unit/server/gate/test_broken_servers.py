@@ -159,6 +159,10 @@ BROKEN_STREAMS: dict[str, tuple[Events, str]] = {
         ],
         "system_fingerprint is sha256:x",
     ),
+    "another model's answer": (
+        [_changed(event, model="other") if isinstance(event, dict) else event for event in SCRIPT.good()],
+        "model is other",
+    ),
     "error event": ([ROLE, A, {"error": {"code": "internal", "message": "boom"}}, DONE], "error internal: boom"),
     "not JSON": ([ROLE, "{", B, FINISH, USAGE, DONE], "not a JSON object"),
     "prompt ids withheld": (
