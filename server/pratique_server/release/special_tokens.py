@@ -26,7 +26,7 @@ def read_special_tokens(model_dir: Path, *, tokenizer: Any, context_limit: int) 
     what its name says."""
     generation = _read_object(model_dir / GENERATION_CONFIG_FILE)
     config = _read_object(model_dir / MODEL_CONFIG_FILE)
-    # generation_config.json wins as in transformers; config.json speaks only where there is no other voice.
+    # generation_config.json wins; config.json speaks only where there is no other voice.
     declared = {field: generation.get(field, config.get(field)) for field in _ID_FIELDS}
     eos_ids = set(_ids(declared["eos_token_id"], "eos_token_id"))
     tokenizer_eos = {tokenizer.eos_id} if tokenizer.eos_id is not None else set()

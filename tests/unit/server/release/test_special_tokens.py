@@ -1,0 +1,88 @@
+"""Stop rules and defaults: which of the files speaks, and that what is read is what acts."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pratique_contract.manifest import SpecialTokensPart
+from pratique_server.release.errors import ManifestError
+from pratique_server.release.special_tokens import read_special_tokens
+from pratique_server.release.tokenizer_files import read_tokenizer_files
+
+
+@dataclass
+class Ids:
+    bos_id: int | None = None
+    eos_id: int | None = 7
+    pad_id: int | None = None
+    unk_id: int | None = None
+    adds_bos: bool = False
+    adds_eos: bool = False
+    special_tokens: dict[str, str] = field(default_factory=dict)
+
+
+def _read(folder: Path, *, config: Any = None, generation: Any = None, **ids: Any) -> SpecialTokensPart:
+    for name, value in (("config.json", config), ("generation_config.json", generation)):
+        if value is not None:
+            (folder / name).write_text(json.dumps(value))
+    return read_special_tokens(folder, tokenizer=Ids(**ids), context_limit=512)
+
+
+def test_generation_config_speaks_before_config(tmp_path: Path) -> None:
+    part = _read(tmp_path, config={"eos_token_id": 1}, generation={"eos_token_id": [3, 2]})
+    assert (part.eos_ids, part.stop_ids) == ((2, 3), (2, 3, 7))
+
+
+def test_config_speaks_where_generation_config_is_silent(tmp_path: Path) -> None:
+    part = _read(tmp_path, config={"eos_token_id": 1, "pad_token_id": 4}, generation={"temperature": 0.5})
+    assert (part.eos_ids, part.stop_ids, part.pad_id) == ((1,), (1, 7), 4)
+
+
+def test_the_tokenizer_alone_is_enough(tmp_path: Path) -> None:
+    assert _read(tmp_path).eos_ids == (7,)
+
+
+def test_null_says_nothing_is_no_stop_id(tmp_path: Path) -> None:
+    part = _read(tmp_path, config={"eos_token_id": 1}, generation={"eos_token_id": None}, eos_id=None)
+    assert (part.eos_ids, part.stop_ids) == ((), ())
+
+
+def test_defaults_are_everything_but_ids_and_noise(tmp_path: Path) -> None:
+    generation = {
+        "eos_token_id": 2,
+        "transformers_version": "5",
+        "temperature": 0.6,
+        "top_p": None,
+        "do_sample": True,
+    }
+    assert _read(tmp_path, generation=generation).generation_defaults == {"temperature": 0.6, "do_sample": True}
+
+
+@pytest.mark.parametrize("value", ["2", True, -1, [2, "3"], 2.0])
+def test_an_id_that_is_none_is_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="eos_token_id"):
+        _read(tmp_path, generation={"eos_token_id": value})
+
+
+def test_a_flag_that_is_no_boolean_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": "yes"}')
+    with pytest.raises(ManifestError, match="add_bos_token is 'yes', not true or false"):
+        read_tokenizer_files(tmp_path)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="holds no tokenizer file"):
+        read_tokenizer_files(tmp_path)
+
+
+def test_tokenizer_files_leave_out_what_other_parts_own(tmp_path: Path) -> None:
+    config = {"chat_template": "x", "eos_token": "</s>", "add_bos_token": True, "model_max_length": 9}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    before = read_tokenizer_files(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 9}, indent=4))
+    after = read_tokenizer_files(tmp_path)
+    assert before.files == after.files
+    assert (before.adds_bos, after.adds_bos) == (True, False)
