@@ -109,9 +109,7 @@ class QuantizationSpec(ContractModel):
     """Numeric format of the weights."""
 
     method: Literal["None"] = Field(default="None", description="Only None so far.")
-    dtype: DType | None = Field(
-        default=None, description="Default: the type the checkpoint was saved in."
-    )
+    dtype: DType | None = Field(default=None, description="Default: the type the checkpoint was saved in.")
 
 
 class KvCacheSpec(ContractModel):

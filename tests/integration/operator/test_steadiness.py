@@ -1,5 +1,6 @@
 """Nothing moves when nothing changes; everything comes back when it is disturbed; nothing is left when it is deleted."""
 
+import json
 import time
 from typing import Any
 
@@ -231,3 +232,15 @@ def test_two_operators_share_a_cluster_by_name(world: World) -> None:
     world.wait_ready()
     assert world.children("other") == {}
     assert "status" not in world.service("other")
+
+
+def test_any_text_of_a_template_reaches_the_pod_unchanged(world: World) -> None:
+    """Applied objects are read as YAML: emojis and control characters must survive, and nothing is written twice for them."""
+    text = "{{ '\U0001f600' }} \x7f \x9b \ufeff \u2028 \\ud83d ünïcödé \t end \n"
+    world.create(chatTemplate={"inline": text})
+    world.wait_ready()
+    config = world.children()[f"ConfigMap/svc-{world.target()}"]
+    assert json.loads(config["data"][constants.SERVING_FILE])["chatTemplate"] == text
+    before = world.settle()
+    time.sleep(1.2)
+    assert world.versions() == before
