@@ -61,7 +61,8 @@ class Cluster:
             ),
         )
         for item in slices.items:
-            port = next((port.port for port in item.ports or [] if port.port), constants.API_PORT)
+            ports = {port.name: port.port for port in item.ports or []}
+            port = ports.get(constants.API_PORT_NAME) or constants.API_PORT
             for endpoint in item.endpoints or []:
                 if endpoint.conditions.ready and endpoint.target_ref is not None:
                     return str(endpoint.target_ref.name), int(port)
@@ -93,7 +94,10 @@ class Cluster:
         except self._client.exceptions.ApiException as error:
             if error.status == 404:
                 raise CliError(f"{what} does not exist") from error
-            raise CliError(f"{what} cannot be read: HTTP {error.status} {error.reason}") from error
+            # The client packs the whole failed handshake of a port forward into the reason.
+            reason = str(error.reason).split(" -+-+- ")[0]
+            status = f"HTTP {error.status} " if error.status else ""
+            raise CliError(f"{what} cannot be had: {status}{reason}") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise CliError(f"The cluster does not answer: {_first_line(error)}") from error
 
