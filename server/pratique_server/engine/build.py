@@ -8,11 +8,11 @@ import torch
 
 from pratique_contract import ServingSpec
 from pratique_server.engine.admission import Capacity
-from pratique_server.engine.errors import LoadError
 from pratique_server.engine.flags import Settings, check_supported, count_blocks, make_settings, normalize_flags
 from pratique_server.engine.identity import choose_device, make_identity
 from pratique_server.engine.loader import LoadedModel, load_model
 from pratique_server.engine.naive import NaiveEngine
+from pratique_server.engine.protocol import LoadError
 from pratique_server.engine.step_engine import StepEngine
 from pratique_server.engine.torch_engine.engine import TorchEngine
 from pratique_server.engine.torch_engine.kv_manager import KvManager
@@ -67,7 +67,8 @@ def _build_torch(
             raise LoadError(
                 f"{loaded.architecture} does not compute the same packed with other requests as alone "
                 f"({checked['packedCheck']}). The engine argument --packed-check=one-sequence serves it one request at "
-                "a time, slowly."
+                "a time, slowly.",
+                part="engine",
             )
         runner.use_plain_attention()
         return _build_naive(spec, loaded, settings, device=device, facts={**facts, "execution": "one-sequence"})

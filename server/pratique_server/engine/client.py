@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from pratique_contract import ServingSpec
-from pratique_server.engine.errors import LoadError
 from pratique_server.engine.launcher import STOP_SECONDS, CoreProcess, launch_core
 from pratique_server.engine.messages import (
     Cancel,
@@ -34,6 +33,7 @@ from pratique_server.engine.protocol import (
     EngineOverloadedError,
     EngineStats,
     ExecutionRequest,
+    LoadError,
     StepEvent,
 )
 from pratique_server.engine.step_engine import StepStats
@@ -149,7 +149,8 @@ class EngineClient:
     async def restart(self) -> EngineIdentity:
         """Begin a new epoch, ending the old one's process and streams; returns what was loaded now.
 
-        Raises ``LoadError`` when it does not load. Files may have changed since: whoever restarts must verify again.
+        Raises ``LoadError`` when it cannot load, ``EngineDeadError`` when its process ended while loading. Files
+        may have changed since: whoever restarts must verify again.
         """
         assert not self._closed, "a closed engine is not restarted"
         await self._end_epoch("The engine is being restarted.")
@@ -173,7 +174,7 @@ class EngineClient:
             self._closed = True
             await self._end_epoch("The engine was closed.")
 
-    async def _end_epoch(self, reason: str, *, grace: float = STOP_SECONDS) -> None:
+    async def _end_epoch(self, reason: str, *, grace: float | None = None) -> None:
         self._die(reason)
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -182,7 +183,7 @@ class EngineClient:
         core, self._core = self._core, None
         if core is not None:
             asked = core.ends.send_control(encoder.encode(Shutdown(epoch=self._epoch)))
-            await core.stop(grace=grace if asked else 0.0)
+            await core.stop(grace=(STOP_SECONDS if grace is None else grace) if asked else 0.0)
 
     def _die(self, reason: str) -> None:
         if not self._dead.is_set():
@@ -198,7 +199,7 @@ class EngineClient:
                 # Its last words may still be on the way.
                 await asyncio.wait({receive}, timeout=STOP_SECONDS / 10)
             if not receive.done():
-                raise LoadError(f"The engine process ended while it loaded: {describe_exit(ended.result())}.")
+                raise EngineDeadError(f"The engine process ended while it loaded: {describe_exit(ended.result())}.")
             message = output_decoder.decode(receive.result())
         finally:
             for waiter in (receive, ended):
@@ -206,7 +207,7 @@ class EngineClient:
                 with contextlib.suppress(asyncio.CancelledError):
                     await waiter
         if isinstance(message, LoadFailed):
-            raise LoadError(message.message)
+            raise LoadError(message.message, part=message.part)
         assert isinstance(message, Ready), f"the first message of an epoch was {type(message).__name__}"
         return message.identity
 

@@ -36,7 +36,7 @@ from pratique_server.engine.messages import (
     error_kind,
     submit_decoder,
 )
-from pratique_server.engine.protocol import EngineError
+from pratique_server.engine.protocol import EngineError, LoadError
 from pratique_server.engine.step_engine import StepEngine
 
 logger = logging.getLogger(__name__)
@@ -171,9 +171,10 @@ def main(directory: Path, epoch: int) -> int:
 
             pin_threads()
             engine = build_engine(spec)
-        except EngineError as error:
+        except LoadError as error:
             ends.send_output(
-                encoder.encode(LoadFailed(epoch=epoch, message=str(error))), timeout=sockets.LINGER_SECONDS
+                encoder.encode(LoadFailed(epoch=epoch, message=str(error), part=error.part)),
+                timeout=sockets.LINGER_SECONDS,
             )
             return 1
         CoreLoop(engine, ends, epoch=epoch).run()

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from pratique_contract import ServingSpec
 from pratique_contract.manifest import DType
 from pratique_contract.serving import EngineSpec
-from pratique_server.engine.errors import LoadError
+from pratique_server.engine.protocol import LoadError
 
 # First value: the default. ``packed-check`` says what to do when the model does not compute the same packed as alone.
 KNOWN_ARGS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -52,12 +52,15 @@ def parse_args(engine: EngineSpec) -> dict[str, str]:
         if name not in known or not arg.startswith("--"):
             names = ", ".join(f"--{item}" for item in sorted(known)) or "none"
             raise LoadError(
-                f"engine.args holds {arg!r}, which the {engine.name} engine does not know (known: {names})."
+                f"engine.args holds {arg!r}, which the {engine.name} engine does not know (known: {names}).",
+                part="servingFlags",
             )
         if name in given:
-            raise LoadError(f"engine.args gives --{name} twice.")
+            raise LoadError(f"engine.args gives --{name} twice.", part="servingFlags")
         if not separator or value not in known[name]:
-            raise LoadError(f"engine.args holds {arg!r}; --{name} takes {' or '.join(known[name])}.")
+            raise LoadError(
+                f"engine.args holds {arg!r}; --{name} takes {' or '.join(known[name])}.", part="servingFlags"
+            )
         given.add(name)
         values[name] = value
     return values
@@ -67,15 +70,18 @@ def check_supported(spec: ServingSpec) -> None:
     """Raise ``LoadError`` for what the built-in engines cannot do: nothing that was asked for is silently left out."""
     if spec.quantization.method != "None":
         raise LoadError(
-            f"quantization.method is {spec.quantization.method}, which the {spec.engine.name} engine cannot compute."
+            f"quantization.method is {spec.quantization.method}, which the {spec.engine.name} engine cannot compute.",
+            part="quantization",
         )
     if spec.quantization.config:
-        raise LoadError("quantization.config is set, but quantization.method is None.")
+        raise LoadError("quantization.config is set, but quantization.method is None.", part="quantization")
     if spec.model.adapters:
-        raise LoadError(f"model.adapters is set, but the {spec.engine.name} engine cannot apply adapters.")
+        raise LoadError(
+            f"model.adapters is set, but the {spec.engine.name} engine cannot apply adapters.", part="adapters"
+        )
     cache = spec.engine.kv_cache
     if cache.blocks is not None and cache.memory_bytes is not None:
-        raise LoadError("engine.kvCache names both blocks and memoryBytes; give one.")
+        raise LoadError("engine.kvCache names both blocks and memoryBytes; give one.", part="servingFlags")
 
 
 def make_settings(spec: ServingSpec, *, context_limit: int, dtype: DType) -> Settings:
@@ -83,11 +89,15 @@ def make_settings(spec: ServingSpec, *, context_limit: int, dtype: DType) -> Set
     engine = spec.engine
     length_max = engine.max_model_len or context_limit
     if length_max > context_limit:
-        raise LoadError(f"engine.maxModelLen is {length_max}, but the model's own limit is {context_limit} tokens.")
+        raise LoadError(
+            f"engine.maxModelLen is {length_max}, but the model's own limit is {context_limit} tokens.",
+            part="servingFlags",
+        )
     if engine.kv_cache.dtype not in (None, dtype):
         raise LoadError(
             f"engine.kvCache.dtype is {engine.kv_cache.dtype}, but the model computes in {dtype}; "
-            "this engine keeps the K/V cache in the model's own type."
+            "this engine keeps the K/V cache in the model's own type.",
+            part="servingFlags",
         )
     on_mismatch = parse_args(engine).get("packed-check", "refuse")
     return Settings(
@@ -114,6 +124,7 @@ def count_blocks(engine: EngineSpec, settings: Settings, *, bytes_per_token: int
         needed = (overhead_tokens + settings.block_size) * bytes_per_token
         raise LoadError(
             f"engine.kvCache.memoryBytes is {cache.memory_bytes}; with maxNumSeqs {settings.max_num_seqs} "
-            f"this model needs at least {needed}."
+            f"this model needs at least {needed}.",
+            part="servingFlags",
         )
     return blocks

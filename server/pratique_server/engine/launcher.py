@@ -21,7 +21,7 @@ import zmq
 
 from pratique_contract import ServingSpec
 from pratique_server.engine import sockets
-from pratique_server.engine.errors import LoadError
+from pratique_server.engine.protocol import LoadError
 from pratique_server.engine.threads import available_cores, thread_environment
 
 STOP_SECONDS: Final = 5.0
@@ -60,7 +60,7 @@ async def launch_core(spec: ServingSpec, *, epoch: int) -> CoreProcess:
         ends = sockets.open_client_sockets(directory)
     except (ValueError, zmq.ZMQError) as error:
         shutil.rmtree(directory, ignore_errors=True)
-        raise LoadError(f"{error}.") from error
+        raise LoadError(f"The engine process cannot be started: {error}.", part="engine") from error
     command = (sys.executable, "-m", "pratique_server.engine.core", str(directory), str(epoch))
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env=environment)
     return CoreProcess(process, directory, ends)

@@ -20,8 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from pratique_contract.manifest import DType
-from pratique_server.engine.errors import LoadError
-from pratique_server.engine.protocol import LoadedFile
+from pratique_server.engine.protocol import LoadedFile, LoadError
 from pratique_server.engine.safetensors_file import read_safetensors
 from pratique_server.release.files import CONFIG_OMITTED, hash_json_bytes
 

@@ -44,10 +44,11 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Outputs socket, only message of an epoch that did not load."""
+    """Outputs socket, only message of an epoch that did not load: see ``LoadError``."""
 
     epoch: int
     message: str
+    part: str
 
 
 class EventItem(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,6 +153,15 @@ class EngineError(Exception):
     """Base of what an engine raises."""
 
 
+class LoadError(EngineError):
+    """What was asked for cannot be loaded; the message says which file or field and what is wrong with it. ``part`` is the
+    manifest part at fault, by its JSON name (a key of ``PART_REASONS`` in the contract)."""
+
+    def __init__(self, message: str, *, part: str = "model") -> None:
+        super().__init__(message)
+        self.part = part
+
+
 class EngineDeadError(EngineError):
     """The engine process is gone or silent; every live request fails with it, and new ones until a new epoch starts."""
 

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from pratique_server.engine.errors import LoadError
-from pratique_server.engine.protocol import LoadedFile
+from pratique_server.engine.protocol import LoadedFile, LoadError
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
     "F64": torch.float64,

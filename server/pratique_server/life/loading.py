@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pratique_contract import Reason, ReleaseManifest, ServingSpec
-from pratique_server.engine.protocol import Engine, EngineDeadError, EngineError, EngineIdentity
+from pratique_contract import PART_REASONS, Reason, ReleaseManifest, ServingSpec
+from pratique_server.engine.protocol import Engine, EngineDeadError, EngineError, EngineIdentity, LoadError
 from pratique_server.errors import TemplateError
 from pratique_server.release.builder import build_manifest
 from pratique_server.release.errors import ManifestError
@@ -84,6 +84,8 @@ def _explain(error: Exception) -> LoadFailedError | None:
     match error:
         case EngineDeadError():
             return LoadFailedError(Reason.ENGINE_UNREACHABLE, f"The engine stopped while loading: {error}")
+        case LoadError():
+            return LoadFailedError(PART_REASONS[error.part], str(error))
         case EngineError():
             return LoadFailedError(Reason.MODEL_MISMATCH, str(error))
         case TokenizerError():

@@ -15,8 +15,7 @@ import pytest
 
 from pratique_server.engine import client as client_module
 from pratique_server.engine.client import EngineClient, start_engine
-from pratique_server.engine.errors import LoadError
-from pratique_server.engine.protocol import EngineDeadError, EngineError, EngineOverloadedError
+from pratique_server.engine.protocol import EngineDeadError, EngineError, EngineOverloadedError, LoadError
 from tests.integration.server.engine_client import LONG, collect, eventually, is_running, pid_of
 from tests.unit.server.engine.makers import make_request, make_spec
 
@@ -155,7 +154,7 @@ async def test_a_core_that_dies_while_it_loads_is_named(tiny_model_dir: Path, mo
         return core
 
     monkeypatch.setattr(client_module, "launch_core", launch_and_kill)
-    with pytest.raises(LoadError, match="ended while it loaded: SIGKILL"):
+    with pytest.raises(EngineDeadError, match="ended while it loaded: SIGKILL"):
         await start_engine(make_spec(tiny_model_dir))
 
 

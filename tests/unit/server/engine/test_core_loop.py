@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from pratique_server.engine.core import REQUESTS_PER_STEP_MAX, CoreLoop
-from pratique_server.engine.errors import LoadError
 from pratique_server.engine.messages import (
     Cancel,
     OutputMessage,
@@ -27,6 +26,7 @@ from pratique_server.engine.protocol import (
     EngineOverloadedError,
     ExecutionRequest,
     FinishReason,
+    LoadError,
     StepEvent,
 )
 from pratique_server.engine.step_engine import StepFailure, StepOutput, StepStats

@@ -6,8 +6,8 @@ import pytest
 
 from pratique_contract import ServingSpec
 from pratique_contract.serving import AdapterSource, EngineSpec, KvCacheSpec, ModelSource, QuantizationSpec
-from pratique_server.engine.errors import LoadError
 from pratique_server.engine.flags import check_supported, count_blocks, make_settings, normalize_flags
+from pratique_server.engine.protocol import LoadError
 
 
 def make_spec(**changes: Any) -> ServingSpec:
@@ -47,20 +47,24 @@ def test_an_unknown_argument_is_refused(args: tuple[str, ...], sentence: str) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "sentence", "part"),
     [
-        ({"quantization": QuantizationSpec(method="AWQ")}, "method is AWQ"),
-        ({"quantization": QuantizationSpec(config={"bits": 4})}, "config is set"),
-        ({"engine": EngineSpec(kv_cache=KvCacheSpec(blocks=1, memory_bytes=1))}, "both blocks and memoryBytes"),
+        ({"quantization": QuantizationSpec(method="AWQ")}, "method is AWQ", "quantization"),
+        ({"quantization": QuantizationSpec(config={"bits": 4})}, "config is set", "quantization"),
+        ({"engine": EngineSpec(kv_cache=KvCacheSpec(blocks=1, memory_bytes=1))}, "both blocks and", "servingFlags"),
         (
             {"model": ModelSource(path="/m", uri="u", adapters=(AdapterSource(name="a", path="/a", uri="u"),))},
             "cannot apply adapters",
+            "adapters",
         ),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused_and_never_left_out(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(LoadError, match=sentence):
+def test_what_the_engine_cannot_do_is_refused_and_never_left_out(
+    changes: dict[str, Any], sentence: str, part: str
+) -> None:
+    with pytest.raises(LoadError, match=sentence) as caught:
         check_supported(make_spec(**changes))
+    assert caught.value.part == part
 
 
 def test_the_shorter_of_flag_and_model_bounds_a_request() -> None:

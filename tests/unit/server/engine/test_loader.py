@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pratique_server.engine.errors import LoadError
 from pratique_server.engine.loader import load_model
+from pratique_server.engine.protocol import LoadError
 
 Weights = dict[str, torch.Tensor]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pratique_server.engine.errors import LoadError
+from pratique_server.engine.protocol import LoadError
 from pratique_server.engine.safetensors_file import read_safetensors
 
 TENSORS = {

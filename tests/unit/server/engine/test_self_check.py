@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pratique_server.engine.errors import LoadError
+from pratique_server.engine.protocol import LoadError
 from pratique_server.engine.torch_engine import attention
 from tests.unit.server.engine.makers import make_engine, make_request, run
 
