@@ -55,6 +55,7 @@ def test_a_corrupt_weight_file_is_named_and_the_process_stays_up(copied_model: P
         assert server.probe("startupz") == (503, f"ModelMismatch: {verdict['message']}")
 
 
+@pytest.mark.req("R60", "R93")
 def test_a_crashed_engine_ends_streams_with_an_error_and_a_new_one_is_verified(tiny_model_dir: Path) -> None:
     """vllm#36960, kserve#6259: healthy after the engine died."""
     limits = EngineLimits(restart_backoff_seconds=0.1)
@@ -107,6 +108,7 @@ def bare_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert [path.name for path in writable.iterdir() if path.name.startswith("pratique-")] == []
 
 
+@pytest.mark.req("R98", "R114", "R134")
 def test_sigterm_finishes_live_streams_and_exits_with_zero(
     tiny_model_dir: Path, tmp_path: Path, fixed_ports: dict[str, int], bare_environment: dict[str, str]
 ) -> None:
@@ -132,3 +134,6 @@ def test_sigterm_finishes_live_streams_and_exits_with_zero(
         access = [line for line in lines if line["logger"] == "pratique.access" and not line["reserved"]]
         assert [(line["ending"], line["status"]) for line in access] == [("limit", 200)]
         assert "What is pratique" not in log.read_text()
+        times = access[0]["timestamps_ms"]
+        boundaries = ("admitted", "enqueued", "first_scheduled", "first_token", "last_token", "cleaned_up")
+        assert [times[name] for name in boundaries] == sorted(times[name] for name in boundaries)

@@ -43,7 +43,7 @@ async def code_of(api: Api, body: Any, **headers: str) -> tuple[int, str]:
     return response.status_code, response.json().get("error", {}).get("code", "ok")
 
 
-@pytest.mark.req("R13")
+@pytest.mark.req("R1", "R10")
 async def test_cheap_and_decisive_checks_come_first(tmp_path: Path) -> None:
     """One request with every fault; each fix uncovers the next refusal, in the order of the design."""
     api = make_api(keys=keys(tmp_path, harbour="right"), template="{{ messages[0].missing.field }}")
@@ -79,6 +79,7 @@ async def test_cheap_and_decisive_checks_come_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/detokenize", "/render", "/nowhere"])
+@pytest.mark.req("R1")
 async def test_every_route_authenticates(path: str, tmp_path: Path) -> None:
     api = make_api(keys=keys(tmp_path, harbour="right"))
     for headers in (
@@ -96,6 +97,7 @@ async def test_every_route_authenticates(path: str, tmp_path: Path) -> None:
         assert (await client.get("/v1/models/harbour")).status_code == 401
 
 
+@pytest.mark.req("R25")
 async def test_the_key_decides_the_tenant(tmp_path: Path) -> None:
     api = make_api(keys=keys(tmp_path, harbour="key-1", pilot="key-2"))
     await api.chat(authorization="Bearer key-2")
@@ -193,6 +195,7 @@ async def test_a_request_id_that_cannot_be_echoed_is_refused(value: str) -> None
     assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-id")
 
 
+@pytest.mark.req("R24")
 async def test_a_live_request_id_is_refused_until_its_request_ends() -> None:
     """vllm#10583, rllm#330."""
     hold = asyncio.Event()
@@ -213,6 +216,7 @@ async def test_another_model_revision_is_a_failed_precondition() -> None:
     assert await code_of(api, chat_body(), **{"x-pratique-model-revision": "model-revision"}) == (200, "ok")
 
 
+@pytest.mark.req("R19", "R107")
 async def test_requests_over_the_number_in_flight_are_told_to_come_back() -> None:
     hold = asyncio.Event()
     api = make_api([hold, *events_of("a")], limits=ApiLimits(in_flight_max=2))
@@ -237,6 +241,7 @@ async def test_models_are_listed_with_their_identity() -> None:
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
+@pytest.mark.req("R30")
 async def test_the_defaults_of_the_release_apply_when_the_caller_is_silent() -> None:
     api = make_api(
         defaults={"temperature": 0.6, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "do_sample": True}
@@ -265,7 +270,7 @@ def access_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [record.fields for record in caplog.records if record.name == "pratique.access"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.req("R16")
+@pytest.mark.req("R100")
 async def test_the_five_endings_are_distinct_in_log_and_metrics(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     limit = [StepEvent(request_id="", token_ids=[65], finish=FinishReason.LENGTH)]
@@ -291,6 +296,7 @@ async def test_the_five_endings_are_distinct_in_log_and_metrics(caplog: pytest.L
     assert 'pratique_requests_total{code="client_closed",ending="cancelled"} 1.0' in text
 
 
+@pytest.mark.req("R67", "R113")
 async def test_the_access_line_has_counts_and_times_and_never_content_or_keys(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def test_the_documented_table_is_the_table() -> None:
 
 
 @pytest.mark.parametrize("kind", concrete_errors(), ids=lambda kind: kind.__name__)
+@pytest.mark.req("R99")
 def test_every_error_says_whether_to_retry_and_422_does_not_exist(kind: type[errors.PratiqueError]) -> None:
     """fastapi#14400: 422 where clients expect 400."""
     headers = dict(error_headers(kind("x")))

@@ -26,7 +26,6 @@ async def assert_refused(api: Api, response: Any, status: int, code: str, param:
     assert len(api.state.live) == 0
 
 
-@pytest.mark.req("R14")
 @pytest.mark.parametrize(
     ("change", "code", "param"),
     [
@@ -135,6 +134,7 @@ async def assert_refused(api: Api, response: Any, status: int, code: str, param:
     ],
     ids=lambda value: None if isinstance(value, str) else str(value)[:60],
 )
+@pytest.mark.req("R3", "R8", "R9")
 async def test_a_wrong_field_is_named(change: dict[str, Any], code: str, param: str) -> None:
     """vllm#6707, vllm#10432, vllm PR#4529, vllm#13175, vllm PR#16529, llama-cpp-python#1805, fastapi#14400 (never 422)."""
     api = make_api()
@@ -163,8 +163,8 @@ RAW_BODIES = [
 ]
 
 
-@pytest.mark.req("R14")
 @pytest.mark.parametrize(("body", "code"), RAW_BODIES, ids=[str(body)[:50] for body, _ in RAW_BODIES])
+@pytest.mark.req("R3")
 async def test_a_body_that_is_not_a_json_object_is_refused(body: bytes, code: str) -> None:
     """vllm PR#42961 (non-object body → 500), textgen PR#7658 (lone surrogate → 500), sglang#3805."""
     api = make_api()
@@ -188,6 +188,7 @@ async def test_json_with_a_character_set_is_json() -> None:
     assert response.status_code == 200
 
 
+@pytest.mark.req("R7")
 async def test_a_body_over_the_limit_is_refused_before_it_is_parsed() -> None:
     api = make_api_with_body_limit()
     response = await api.chat({"metadata": {"x": "y" * 2000}})
@@ -198,6 +199,7 @@ def make_api_with_body_limit() -> Api:
     return make_api(spec_limits={"max_body_bytes": 1000})
 
 
+@pytest.mark.req("R7")
 async def test_a_body_over_the_limit_without_a_length_is_refused_while_it_arrives() -> None:
     api = make_api_with_body_limit()
 
@@ -253,6 +255,7 @@ async def test_what_common_clients_send_is_accepted(change: dict[str, Any]) -> N
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.req("R12")
 async def test_a_template_that_refuses_the_roles_is_the_clients_error() -> None:
     """vllm#17119: a template's exception was an internal error."""
     api = make_api(template="{{ raise_exception('Roles must alternate') }}")
@@ -264,6 +267,32 @@ async def test_a_template_that_refuses_the_roles_is_the_clients_error() -> None:
 async def test_an_empty_prompt_is_refused() -> None:
     api = make_api(template="{{ '' }}")
     await assert_refused(api, await api.chat(), 400, "invalid_request", "messages")
+
+
+class Untouchable:
+    """Stands where the tokenizer and template are; using it fails the test."""
+
+    def render(self, messages: Any) -> Any:
+        raise AssertionError("the template was rendered")
+
+
+@pytest.mark.req("R6", "R7")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other"},
+        {"messages": [{"role": "captain", "content": "Hi"}]},
+        {"temperature": 9},
+        {"logit_bias": {"x": 1}},
+        {"stop": [""]},
+        {"metadata": {"x": "y" * 5000}},
+    ],
+    ids=lambda change: str(change)[:30],
+)
+async def test_what_is_refused_for_its_fields_or_size_never_reaches_the_tokenizer(change: dict[str, Any]) -> None:
+    api = make_api(spec_limits={"max_body_bytes": 4000})
+    api.state.renderer = Untouchable()  # type: ignore[assignment]
+    assert 400 <= (await api.chat(change)).status_code < 500
 
 
 async def test_another_model_is_not_found() -> None:

@@ -80,7 +80,7 @@ def assert_clean(api: Api) -> None:
     assert len(api.state.live) == 0
 
 
-@pytest.mark.req("R12")
+@pytest.mark.req("R78", "R80")
 async def test_events_come_in_order_with_one_empty_finish_and_usage() -> None:
     """vllm#27572, vllm#2266, vllm#35705, vllm#8625: finish null, twice, with content; usage missing."""
     api = make_api(events_of("Hello, harbour."))
@@ -117,6 +117,7 @@ async def test_usage_is_sent_only_when_asked_for_and_running_counts_when_asked()
 
 
 @pytest.mark.parametrize("per_event", [1, 3, 100])
+@pytest.mark.req("R78")
 async def test_stream_and_body_say_the_same(per_event: int) -> None:
     api = make_api(events_of("The pilot 🚢 boards.", per_event=per_event))
     chunks = await stream(api)
@@ -127,6 +128,7 @@ async def test_stream_and_body_say_the_same(per_event: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["🚢⚓", "👩‍👩‍👧‍👦", "船が港に入る", "é", "a🚢b", "\N{ZERO WIDTH JOINER}"])
+@pytest.mark.req("R74")
 async def test_characters_split_over_tokens_arrive_whole(text: str) -> None:
     """llama.cpp#4036, mlx-vlm PR#1076, exo#1691."""
     chunks = await stream(make_api(events_of(text)))
@@ -151,6 +153,7 @@ async def test_an_answer_without_text_still_has_role_and_finish() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.req("R72", "R92")
 async def test_a_stop_string_ends_the_answer_and_the_engines_work(streamed: bool) -> None:
     """vllm#3574, vllm PR#3672, vllm#5543."""
     never = asyncio.Event()
@@ -177,6 +180,7 @@ async def test_stop_strings_wait_for_min_tokens() -> None:
     assert text_of(chunks) == "a.b"
 
 
+@pytest.mark.req("R76")
 async def test_ids_and_logprobs_add_up_to_the_usage() -> None:
     """vllm#10234, sglang#4097: one entry per token, whatever text it shows; the stop token included."""
     api = make_api(events_of("a🚢"))
@@ -194,7 +198,6 @@ async def test_ids_and_logprobs_add_up_to_the_usage() -> None:
     assert len(whole["logprobs"]["content"]) == len(ids)
 
 
-@pytest.mark.req("R13")
 @pytest.mark.parametrize(
     ("error", "status", "code", "should_retry"),
     [
@@ -207,6 +210,7 @@ async def test_ids_and_logprobs_add_up_to_the_usage() -> None:
     ],
 )
 @pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.req("R79")
 async def test_an_error_before_the_first_event_is_a_status_never_a_stream(
     error: Exception, status: int, code: str, should_retry: str, streamed: bool
 ) -> None:
@@ -229,6 +233,7 @@ async def test_an_error_before_the_first_event_is_a_status_never_a_stream(
         (RuntimeError("bug in the output handler"), "internal"),
     ],
 )
+@pytest.mark.req("R93", "R98")
 async def test_a_late_failure_is_one_error_event_and_the_end_mark(error: Exception, code: str) -> None:
     """vllm-metal#199, mistral.rs#1874: the stream stopped without a word, or stayed open."""
     api = make_api([*events_of("abc")[:2], error])
@@ -254,6 +259,7 @@ async def test_an_engine_that_says_more_after_its_finish_is_not_listened_to() ->
 
 @pytest.mark.parametrize("source", ["header", "body"])
 @pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.req("R22")
 async def test_the_clients_deadline_before_the_first_token_is_408(source: str, streamed: bool) -> None:
     api = make_api([asyncio.Event()])
     body: dict[str, Any] = {"stream": streamed}
@@ -273,6 +279,7 @@ async def test_the_servers_limit_is_504() -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
+@pytest.mark.req("R22", "R96")
 async def test_a_deadline_in_mid_stream_is_an_error_event_and_stops_the_engine() -> None:
     api = make_api([*events_of("abc")[:2], asyncio.Event()])
     chunks = await stream(api, deadline_ms=80)
@@ -296,9 +303,9 @@ def raw(api: Api, **changes: Any) -> RawExchange:
     return RawExchange(api, json.dumps(chat_body(**changes)).encode())
 
 
-@pytest.mark.req("R15")
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("moment", ["queued", "running"])
+@pytest.mark.req("R95", "R96")
 async def test_a_client_that_goes_away_ends_its_request_in_the_engine(streamed: bool, moment: str) -> None:
     """ROCm/ATOM#1562 (only streams were cancelled), vllm#10806, llama.cpp#24496: generation went on."""
     script: list[Step] = [] if moment == "queued" else [*events_of("abc")[:2]]
@@ -315,6 +322,7 @@ async def test_a_client_that_goes_away_ends_its_request_in_the_engine(streamed: 
     assert_clean(api)
 
 
+@pytest.mark.req("R88")
 async def test_no_token_is_sent_after_a_disconnect() -> None:
     api = make_api([*events_of("ab")[:1], 0.05, *events_of("cdefg")])
     exchange = raw(api, stream=True)
@@ -330,6 +338,7 @@ async def test_no_token_is_sent_after_a_disconnect() -> None:
 
 
 @pytest.mark.parametrize("bound", ["bytes", "time"])
+@pytest.mark.req("R83", "R84", "R107")
 async def test_a_slow_reader_loses_its_own_stream_and_nothing_else(bound: str) -> None:
     """The reader takes the headers and the first chunk, then nothing: bytes or time cut it; the engine never waits."""
     bytes_max, stall = (4_000, 60.0) if bound == "bytes" else (10_000_000, 0.1)
@@ -373,6 +382,7 @@ async def test_tokens_wait_merged_while_the_client_does_not_read() -> None:
     assert len(exchange.sent) < 20
 
 
+@pytest.mark.req("R81")
 async def test_each_token_is_written_when_it_comes() -> None:
     gate = asyncio.Event()
     api = make_api([*events_of("ab")[:1], gate, *events_of("b")])
@@ -401,6 +411,7 @@ async def test_an_event_without_tokens_opens_the_stream() -> None:
     assert order_of(chunks_of(response.content)) == ["role", "content", "finish", "usage", "done"]
 
 
+@pytest.mark.req("R24")
 async def test_many_streams_at_once_stay_apart() -> None:
     """vllm#10583, vllm#15041: answers of two requests were mixed."""
 
@@ -431,6 +442,7 @@ async def test_the_response_has_the_headers_proxies_need() -> None:
     assert response.headers["x-accel-buffering"] == "no"
 
 
+@pytest.mark.req("R81")
 def test_no_middleware_that_buffers_is_used() -> None:
     """starlette#1012: BaseHTTPMiddleware buffers streams and hides disconnects."""
     from starlette.middleware.base import BaseHTTPMiddleware

@@ -203,6 +203,7 @@ async def test_serves_after_the_gate_has_passed_through_the_pods_own_port(tiny_m
         assert response.headers["x-pratique-fingerprint"] == manifest["fingerprint"]
 
 
+@pytest.mark.req("R125", "R127")
 async def test_a_pod_whose_release_is_not_proved_stays_alive_and_refuses_traffic(tiny_model_dir: Path) -> None:
     release = {"policy": "Enforce", "fingerprint": "sha256:" + "0" * 64}
     async with pod(tiny_model_dir, release=release) as it:
@@ -239,6 +240,7 @@ async def test_a_release_that_cannot_be_loaded_says_why_and_stays_up(tiny_model_
             assert not it.running.done()
 
 
+@pytest.mark.req("R60", "R93")
 async def test_a_dead_engine_is_replaced_and_verified_again(tiny_model_dir: Path) -> None:
     async with pod(tiny_model_dir, script=[*events_of("ab")[:1], asyncio.Event()]) as it:
         await it.until("readyz", 200)

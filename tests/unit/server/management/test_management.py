@@ -47,8 +47,8 @@ def test_a_verified_pod_is_ready() -> None:
     assert bench.get("/livez")[0] == 200
 
 
-@pytest.mark.req("R10")
 @pytest.mark.parametrize("verdict", [PENDING, FAILED])
+@pytest.mark.req("R125")
 def test_without_a_passed_verdict_a_pod_is_neither_started_nor_ready_but_alive(verdict: Verdict) -> None:
     bench = Bench()
     bench.verdicts.verdict = verdict
@@ -74,6 +74,7 @@ def test_a_lost_or_silent_engine_makes_a_pod_unready_not_dead_nor_unstarted() ->
         assert bench.get("/startupz")[0] == 200
 
 
+@pytest.mark.req("R125")
 def test_saturation_is_not_unreadiness() -> None:
     """Busy is not wrong: a full queue never fails a probe."""
     bench = Bench()

@@ -70,10 +70,10 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.req("R12")
 @pytest.mark.parametrize("template", [CHATML, BLOCKS, REASONING], ids=["chatml", "blocks", "reasoning"])
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
 @pytest.mark.parametrize("prompt", [True, False], ids=["prompt", "bare"])
+@pytest.mark.req("R27")
 def test_renders_what_transformers_renders(template: str, tools: list[Any] | None, prompt: bool) -> None:
     for messages in CONVERSATIONS:
         # apply_chat_template drops null keys before it renders; this is the function underneath.
@@ -87,6 +87,7 @@ def test_renders_what_transformers_renders(template: str, tools: list[Any] | Non
         assert rendered == expected[0]
 
 
+@pytest.mark.req("R27", "R29")
 def test_equals_apply_chat_template_of_the_real_tokenizer(tiny_model_dir: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -119,6 +120,7 @@ def test_equals_apply_chat_template_of_the_real_tokenizer(tiny_model_dir: Path) 
         ("{% for i in range(99999999) %}{% endfor %}", "OverflowError"),
     ],
 )
+@pytest.mark.req("R12")
 def test_every_failure_of_a_template_is_a_template_error(template: str, part_of_message: str) -> None:
     """vllm#17119, vllm#54017, llama.cpp#11402: a template's exception became an internal error."""
     with pytest.raises(TemplateError) as caught:

@@ -19,6 +19,7 @@ def tiny_tokenizer(tiny_model_dir: Path) -> Tokenizer:
     return Tokenizer.load(tiny_model_dir)
 
 
+@pytest.mark.req("R27")
 def test_encode_adds_no_special_token(tiny_tokenizer: Tokenizer) -> None:
     """vllm#2012, vllm PR#5278: a template that writes BOS and a tokenizer that adds another."""
     ids = tiny_tokenizer.encode("<|im_start|>Hi")
@@ -66,6 +67,7 @@ def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 @given(st.text(max_size=40))
 @settings(max_examples=150, deadline=None)
+@pytest.mark.req("R74")
 def test_pieces_join_to_the_text_and_each_is_whole_characters(text: str) -> None:
     """llama.cpp#4036, vllm-mlx PR#109: a character split over tokens showed as U+FFFD."""
     text = text.replace("\N{REPLACEMENT CHARACTER}", "?")
@@ -77,6 +79,7 @@ def test_pieces_join_to_the_text_and_each_is_whole_characters(text: str) -> None
 
 @given(st.lists(st.integers(min_value=0, max_value=257), max_size=40))
 @settings(max_examples=150, deadline=None)
+@pytest.mark.req("R74")
 def test_any_ids_detokenize_to_the_text_of_all_of_them(ids: list[int]) -> None:
     """Invalid bytes included: what a random model says is still text. vllm#17448, vllm#21951."""
     whole = byte_tokenizer().decode(ids)
@@ -106,6 +109,7 @@ def push_all(stops: list[str], chunks: list[str]) -> tuple[list[str], str | None
     return [*shown, matcher.finish()], matcher.matched
 
 
+@pytest.mark.req("R72")
 def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
     """vllm#3574, vllm#2577: a part of the stop string was sent before it was recognised."""
     shown, matched = push_all(["STOP"], ["ab", "S", "T", "O", "P", "cd"])
@@ -136,6 +140,7 @@ def test_only_as_much_as_needed_is_held_back() -> None:
     st.data(),
 )
 @settings(max_examples=200, deadline=None)
+@pytest.mark.req("R72")
 def test_any_split_of_a_text_gives_the_text_before_its_first_stop_string(
     stops: list[str], text: str, data: st.DataObject
 ) -> None:
