@@ -9,6 +9,7 @@ from pratique_operator import names
 Manifest = dict[str, Any]
 
 MESSAGE_CHARS_MAX: Final = 400
+RESTARTS_MIN: Final = 2
 _PULL_REASONS: Final = frozenset(
     {
         "ErrImagePull",
@@ -114,7 +115,9 @@ def _finding(status: Manifest, conditions: dict[str, Manifest], container: Manif
         return None
     if ended.get("reason") == "OOMKilled":
         return Finding(Reason.OUT_OF_MEMORY, "the container was killed because it used more memory than its limit")
-    if waiting.get("reason") == "CrashLoopBackOff" or "terminated" in state:
+    # A container that runs again for a moment between two crashes is still crashing; one restart may have any cause.
+    again = container.get("restartCount", 0) >= RESTARTS_MIN
+    if again or waiting.get("reason") == "CrashLoopBackOff" or "terminated" in state:
         why = ended.get("message") or ended.get("reason") or "no reason given"
         return Finding(Reason.CRASH_LOOPING, _clip(f"the server exited with code {ended.get('exitCode')}: {why}"))
     return None

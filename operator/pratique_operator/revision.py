@@ -4,14 +4,14 @@ content of the API keys' Secret are not in it.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pratique_contract import constants
+from pratique_contract import ServingSpec, constants
 from pratique_contract.canonical import digest_bytes, digest_json, short_digest
 from pratique_operator import names
 from pratique_operator.config import OperatorConfig
-from pratique_operator.desired.pod import build_pod_template, image_of
+from pratique_operator.desired.pod import build_pod_template, image_of, name_revision
 from pratique_operator.desired.serving import build_serving
 from pratique_operator.errors import InvalidSpecError
 from pratique_operator.references import References, digest_references, inline_chat_template, read_record
@@ -30,6 +30,15 @@ class Target:
     config_data: dict[str, str]
     fingerprint: str | None
     model_revision: str | None
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """What the Deployment and its pods say about the release."""
+        said = {
+            constants.ANNOTATION_FINGERPRINT: self.fingerprint,
+            constants.ANNOTATION_MODEL_REVISION: self.model_revision,
+        }
+        return {name: value for name, value in said.items() if value is not None}
 
 
 def compute_target(
@@ -51,12 +60,15 @@ def compute_target(
         record=record,
     )
     record_text = "" if record is None else record.to_json()
-    document = serving.to_json_value()
-    digest = digest_json(
-        {"template": template, "serving": document, "record": digest_bytes(record_text.encode()), "references": content}
-    )
-    revision = short_digest(digest, length=names.REVISION_DIGITS)
-    data = {constants.SERVING_FILE: json.dumps({**document, "revision": revision}, indent=1, ensure_ascii=False)}
+    unnamed = Target("", template, {}, serving.release.fingerprint, spec.model.revision)
+    identity = {
+        "template": name_revision(template, service=service, revision="", annotations=unnamed.annotations),
+        "serving": _serving_text(serving, revision=""),
+        "record": digest_bytes(record_text.encode()),
+        "references": content,
+    }
+    revision = short_digest(digest_json(identity), length=names.REVISION_DIGITS)
+    data = {constants.SERVING_FILE: _serving_text(serving, revision=revision)}
     if record is not None:
         data[constants.RECORD_FILE] = record_text
     size = sum(len(text.encode()) for text in data.values())
@@ -65,10 +77,9 @@ def compute_target(
             "spec.release.recordRef" if record_text else "spec.chatTemplate",
             f"the pod's configuration has {size} bytes; a ConfigMap holds at most {CONFIG_BYTES_MAX}",
         )
-    return Target(
-        revision=revision,
-        template=template,
-        config_data=data,
-        fingerprint=serving.release.fingerprint,
-        model_revision=spec.model.revision,
-    )
+    return replace(unnamed, revision=revision, config_data=data)
+
+
+def _serving_text(serving: ServingSpec, *, revision: str) -> str:
+    """The exact text of the file: part of the identity, because a ConfigMap of a revision can never change."""
+    return json.dumps({**serving.to_json_value(), "revision": revision}, indent=1, ensure_ascii=False)

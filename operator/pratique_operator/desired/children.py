@@ -7,6 +7,7 @@ from typing import Any
 from pratique_contract import constants
 from pratique_contract.canonical import digest_json
 from pratique_operator import kinds, labels, names
+from pratique_operator.desired.pod import name_revision
 from pratique_operator.kinds import Kind
 from pratique_operator.revision import Target
 
@@ -137,18 +138,8 @@ def build_deployment(
     service = owner["metadata"]["name"]
     name = names.revision_child(service, target.revision)
     own = labels.revision_labels(service, target.revision)
-    annotations: dict[str, str] = {}
-    if target.fingerprint is not None:
-        annotations[constants.ANNOTATION_FINGERPRINT] = target.fingerprint
-    if target.model_revision is not None:
-        annotations[constants.ANNOTATION_MODEL_REVISION] = target.model_revision
-    metadata = target.template["metadata"]
-    pod_metadata: Manifest = {"labels": {**metadata.get("labels", {}), **own}}
-    pod_annotations = {**metadata.get("annotations", {}), **annotations}
-    if pod_annotations:
-        pod_metadata["annotations"] = pod_annotations
-    pod = dict(target.template["spec"])
-    pod["volumes"] = [{"name": names.VOLUME_CONFIG, "configMap": {"name": name}}, *pod["volumes"]]
+    annotations = target.annotations
+    template = name_revision(target.template, service=service, revision=target.revision, annotations=annotations)
     if served_at is not None:
         annotations = {**annotations, names.ANNOTATION_SERVED_AT: served_at}
     return _child(
@@ -163,6 +154,6 @@ def build_deployment(
             "progressDeadlineSeconds": progress_deadline_seconds,
             "selector": {"matchLabels": labels.revision_selector(service, target.revision)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-            "template": {"metadata": pod_metadata, "spec": pod},
+            "template": template,
         },
     )

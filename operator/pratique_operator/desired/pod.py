@@ -1,13 +1,14 @@
 """The pod of one revision: restricted security, offline, read-only, three probes and a drain that outlives its streams.
 
-It carries everything but the revision's own labels; those are added once the revision, a hash of this, is known.
+``build_pod_template`` makes everything but what names the revision; ``name_revision`` adds that once the revision, a hash of the
+whole with an empty name, is known.
 """
 
 import math
 from typing import Any, Final
 
 from pratique_contract import constants
-from pratique_operator import names
+from pratique_operator import labels, names
 from pratique_operator.config import OperatorConfig
 from pratique_operator.pod_types import PodOptions, to_plain
 from pratique_operator.sources import Mount, build_mount
@@ -60,6 +61,19 @@ def build_pod_template(spec: InferenceServiceSpec, *, service: str, config: Oper
     }
     metadata = to_plain(spec.template.metadata if spec.template is not None else None)
     return {"metadata": metadata, "spec": pod}
+
+
+def name_revision(template: Manifest, *, service: str, revision: str, annotations: dict[str, str]) -> Manifest:
+    """The final template: our labels over the user's, the release in annotations, the revision's ConfigMap."""
+    metadata: Manifest = {
+        "labels": {**template["metadata"].get("labels", {}), **labels.revision_labels(service, revision)}
+    }
+    all_annotations = {**template["metadata"].get("annotations", {}), **annotations}
+    if all_annotations:
+        metadata["annotations"] = all_annotations
+    config = {"name": names.VOLUME_CONFIG, "configMap": {"name": names.revision_child(service, revision)}}
+    pod = template["spec"]
+    return {"metadata": metadata, "spec": {**pod, "volumes": [config, *pod["volumes"]]}}
 
 
 def _placement(options: PodOptions) -> Manifest:

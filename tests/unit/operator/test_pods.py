@@ -71,6 +71,12 @@ def test_crash_loop_repeats_the_last_words_of_the_process() -> None:
     )
 
 
+def test_reason_does_not_flap_while_a_crashing_container_runs_for_a_moment() -> None:
+    last = {"terminated": {"reason": "Error", "exitCode": 1, "message": "no such folder"}}
+    waiting = found(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last, restartCount=2)
+    assert found(state={"running": {}}, lastState=last, restartCount=2) == waiting
+
+
 def test_first_restart_is_not_a_crash_loop_yet() -> None:
     last = {"terminated": {"reason": "Error", "exitCode": 1}}
     assert found(state={"running": {}}, lastState=last) is None
