@@ -80,7 +80,7 @@ def _require_refused(spec: ServingSpec, reason: Reason, **options: Any) -> dict[
         return verdict
 
 
-@pytest.mark.req("R126", "R127", "R129")
+@pytest.mark.req("R126", "R127")
 async def test_the_recorded_release_gets_ready_and_its_fingerprint_is_in_every_answer(
     record: ReleaseRecord, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
@@ -220,7 +220,7 @@ def broken_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("pratique_server.serve.make_app", lambda state: BreakStreams(make_app(state), request.param))
 
 
-@pytest.mark.req("R80", "R126")
+@pytest.mark.req("R126")
 @pytest.mark.usefixtures("broken_streams")
 async def test_the_right_text_in_the_wrong_order_never_gets_ready(
     record: ReleaseRecord, tiny_model_dir: Path, tmp_path: Path

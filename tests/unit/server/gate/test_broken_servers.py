@@ -172,7 +172,7 @@ BROKEN_STREAMS: dict[str, tuple[Events, str]] = {
 }
 
 
-@pytest.mark.req("R80", "R126")
+@pytest.mark.req("R126")
 @pytest.mark.parametrize("fault", BROKEN_STREAMS)
 async def test_a_broken_stream_is_named(fault: str) -> None:
     events, sentence = BROKEN_STREAMS[fault]

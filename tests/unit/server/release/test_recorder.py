@@ -197,6 +197,7 @@ async def test_a_case_asks_for_no_more_than_the_server_gives() -> None:
     assert {case.max_tokens for case in record.cases} == {4}
 
 
+@pytest.mark.req("R32")
 async def test_fixtures_that_the_template_refuses_or_does_not_show_are_left_out() -> None:
     names = [name for name, _, _ in FIXTURES]
     plain = _recorder(lambda _: _clear(20)).render_fixtures()
