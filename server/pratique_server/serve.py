@@ -18,7 +18,6 @@ from typing import Final
 from pratique_contract import ServingSpec, Verdict
 from pratique_server.api.app import make_app
 from pratique_server.api.auth import ApiKeys
-from pratique_server.api.http_server import ApiServer
 from pratique_server.api.live import LiveRequests
 from pratique_server.api.state import ApiState, EngineSlot, Release
 from pratique_server.config import ApiLimits, EngineLimits
@@ -27,6 +26,7 @@ from pratique_server.engine.protocol import Engine
 from pratique_server.gate.gate import Gate
 from pratique_server.gate.holder import VerdictHolder
 from pratique_server.gate.record_file import read_record
+from pratique_server.http_server import HttpServer
 from pratique_server.life.draining import Drain
 from pratique_server.life.loading import Loaded, StartEngine
 from pratique_server.life.supervisor import EngineGoneError, Supervisor
@@ -89,7 +89,7 @@ class ServingProcess:
         self._probe_token = secrets.token_urlsafe(32)
         self._slot = EngineSlot()
         self._state: ApiState | None = None
-        self._server: ApiServer | None = None
+        self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         app = ManagementApp(self.status, self.metrics, drain=self._drain_from_thread)
@@ -185,7 +185,11 @@ class ServingProcess:
             limits=self._api_limits,
             live=self._live,
         )
-        self._server = ApiServer(make_app(self._state), limits=self._api_limits)
+        self._server = HttpServer(
+            make_app(self._state),
+            header_seconds_max=self._api_limits.header_seconds_max,
+            keep_alive_seconds=self._api_limits.keep_alive_seconds,
+        )
         self._serving = asyncio.create_task(self._server.run_on(self.socket))
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)

@@ -26,9 +26,9 @@ from pratique_server.errors import (
     PratiqueError,
     SaturatedError,
 )
+from pratique_server.http_server import ABORT_KEY
 
 TRACE_KEY: Final = "pratique_trace"
-ABORT_KEY: Final = "pratique_abort"
 DISCARD_SECONDS_MAX: Final = 2.0
 GENERATING_PATHS: Final = frozenset({constants.CHAT_COMPLETIONS_PATH})
 _CLOSE: Final = (b"connection", b"close")

@@ -33,7 +33,8 @@ class Drain:
         assert noticed is not None  # begin_drain set it
         _log.info("Draining: %d requests are live", len(self._live))
         # Endpoints are taken away by others, and clients learn of it late: refusing at once would be their error.
-        await self._hurried(min(noticed + self._spec.pre_stop_seconds, deadline))
+        if self._status.verified().ready:  # a pod that never was ready has no endpoints
+            await self._hurried(min(noticed + self._spec.pre_stop_seconds, deadline))
         self._status.refusing = True
         waiting = asyncio.create_task(self._live.wait_empty())
         hurry = asyncio.create_task(self.hurry.wait())

@@ -6,12 +6,12 @@ import socket
 import threading
 from typing import Final
 
-import uvicorn
-
+from pratique_server.http_server import HttpServer
 from pratique_server.management.app import ManagementApp
 
 STOP_SECONDS_MAX: Final = 2.0
-CONNECTIONS_MAX: Final = 64
+CONNECTIONS_MAX: Final = 256
+HEADER_SECONDS_MAX: Final = 5.0
 
 
 class ManagementThread:
@@ -22,19 +22,9 @@ class ManagementThread:
         # From here on a probe waits for its answer instead of being refused.
         self._socket.listen(CONNECTIONS_MAX)
         self.port: int = self._socket.getsockname()[1]
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                ws="none",
-                http="h11",
-                loop="asyncio",
-                limit_concurrency=CONNECTIONS_MAX,
-                timeout_graceful_shutdown=1,
-            )
+        # A probe that cannot connect costs the pod its life: connections that say nothing are dropped soon.
+        self._server = HttpServer(
+            app, header_seconds_max=HEADER_SECONDS_MAX, keep_alive_seconds=5, connections_max=CONNECTIONS_MAX
         )
         self._thread = threading.Thread(target=self._run, name="management", daemon=True)
 
@@ -47,7 +37,7 @@ class ManagementThread:
         self._socket.close()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        asyncio.run(self._server.run_on(self._socket))
 
 
 def bind(host: str, port: int) -> socket.socket:

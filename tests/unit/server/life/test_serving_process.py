@@ -326,6 +326,15 @@ async def test_new_requests_are_answered_until_the_endpoints_are_gone(tiny_model
         assert (response.status_code, response.headers["connection"]) == (200, "close")
 
 
+async def test_a_pod_that_never_was_ready_stops_at_once(tiny_model_dir: Path) -> None:
+    drain = {"pre_stop_seconds": 30, "deadline_seconds": 60}
+    async with pod(tiny_model_dir, load_errors=[EngineError("There is no model.")], drain=drain) as it:
+        await it.verdict()
+        it.process.stop()
+        async with asyncio.timeout(5):
+            assert await it.running == 0
+
+
 async def test_a_second_signal_or_the_deadline_cuts_what_is_left(tiny_model_dir: Path) -> None:
     for second_signal in (True, False):
         deadline = 60 if second_signal else 0.3

@@ -1,5 +1,5 @@
-"""uvicorn for the API port, with two bounds it lacks: a time limit for a request's headers, and a way to drop a connection
-whose client does not read (closing politely would wait for it)."""
+"""uvicorn for both ports, with two bounds it lacks: a time limit for a request's headers, and a way to drop a connection whose client
+does not read (closing politely would wait for it)."""
 
 import asyncio
 import socket
@@ -10,14 +10,13 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pratique_server.api.edge import ABORT_KEY
-from pratique_server.config import ApiLimits
-
+# Where the application finds the function that drops its connection.
+ABORT_KEY: Final = "pratique_abort"
 BACKLOG: Final = 2048
 HEADER_BYTES_MAX: Final = 64 * 1024
 
 
-def make_protocol(limits: ApiLimits) -> type[H11Protocol]:
+def make_protocol(*, header_seconds_max: float) -> type[H11Protocol]:
     """A protocol class with the header limit bound in, as uvicorn wants a class."""
 
     class BoundedProtocol(H11Protocol):
@@ -48,7 +47,7 @@ def make_protocol(limits: ApiLimits) -> type[H11Protocol]:
             if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
                 self._stop_timer()
             elif self._header_timer is None:
-                self._header_timer = self.loop.call_later(limits.header_seconds_max, self.transport.abort)
+                self._header_timer = self.loop.call_later(header_seconds_max, self.transport.abort)
 
         def _stop_timer(self) -> None:
             if self._header_timer is not None:
@@ -70,14 +69,16 @@ class _WithAbort:
         await self._app(scope, receive, send)
 
 
-class ApiServer(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Runs in the caller's event loop on a socket the caller bound; signals stay the caller's."""
 
-    def __init__(self, app: ASGIApp, *, limits: ApiLimits) -> None:
+    def __init__(
+        self, app: ASGIApp, *, header_seconds_max: float, keep_alive_seconds: float, connections_max: int | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=make_protocol(limits),
+                http=make_protocol(header_seconds_max=header_seconds_max),
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -85,7 +86,8 @@ class ApiServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=int(limits.keep_alive_seconds),
+                timeout_keep_alive=int(keep_alive_seconds),
+                limit_concurrency=connections_max,
                 h11_max_incomplete_event_size=HEADER_BYTES_MAX,
                 timeout_graceful_shutdown=1,
             )
