@@ -18,6 +18,8 @@ from pratique_server.engine.protocol import (
 )
 
 LOGPROBS_MAX: Final = 100
+# Far beyond what changes any choice, far below what overflows when it is added to a logit.
+LOGIT_CHANGE_MAX: Final = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +82,14 @@ def _check_sampling(rules: SamplingRules) -> None:
         "top_p": (rules.top_p, 0.0, 1.0),
         "min_p": (rules.min_p, 0.0, 1.0),
         "top_k": (float(rules.top_k), 0.0, math.inf),
-        "presence_penalty": (rules.presence_penalty, -math.inf, math.inf),
-        "frequency_penalty": (rules.frequency_penalty, -math.inf, math.inf),
+        "presence_penalty": (rules.presence_penalty, -LOGIT_CHANGE_MAX, LOGIT_CHANGE_MAX),
+        "frequency_penalty": (rules.frequency_penalty, -LOGIT_CHANGE_MAX, LOGIT_CHANGE_MAX),
+        "repetition_penalty": (rules.repetition_penalty, 1 / LOGIT_CHANGE_MAX, LOGIT_CHANGE_MAX),
         "logprobs": (float(rules.logprobs or 0), 0.0, float(LOGPROBS_MAX)),
     }
     for name, (value, low, high) in numbers.items():
         if not math.isfinite(value) or not low <= value <= high:
             raise RequestInvalidError(f"{name} is {value}; it must be a number from {low} to {high}.")
-    if not (math.isfinite(rules.repetition_penalty) and rules.repetition_penalty > 0):
-        raise RequestInvalidError(f"repetition_penalty is {rules.repetition_penalty}; it must be above 0.")
-    if not all(math.isfinite(bias) for bias in rules.logit_bias.values()):
-        raise RequestInvalidError("logit_bias holds a value that is not a finite number.")
+    # Written so that not-a-number fails.
+    if not all(abs(bias) <= LOGIT_CHANGE_MAX for bias in rules.logit_bias.values()):
+        raise RequestInvalidError(f"logit_bias holds a value that is not between ±{LOGIT_CHANGE_MAX:g}.")

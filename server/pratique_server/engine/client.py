@@ -34,6 +34,7 @@ from pratique_server.engine.protocol import (
     EngineStats,
     ExecutionRequest,
     LoadError,
+    RequestInvalidError,
     StepEvent,
 )
 from pratique_server.engine.step_engine import StepStats
@@ -85,7 +86,11 @@ class EngineClient:
         if self._draining:
             raise EngineOverloadedError("The engine is draining and takes no new requests.")
         stream = self._streams.open(request.request_id, reserved=request.reserved)
-        frame = encoder.encode(Submit(epoch=self._epoch, version=stream.version, request=request))
+        try:
+            frame = encoder.encode(Submit(epoch=self._epoch, version=stream.version, request=request))
+        except OverflowError as error:  # a seed or an id that no 64-bit integer holds
+            self._streams.close(stream)
+            raise RequestInvalidError("The request holds an integer of more than 64 bits.") from error
         if not self._core.ends.send_request(frame):
             self._streams.close(stream)
             raise EngineOverloadedError("The engine does not take requests quickly enough.")

@@ -9,11 +9,10 @@ input closes), or when a step fails: then its state cannot be trusted, and a new
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +58,6 @@ class CoreLoop:
         self._failures: list[FailureItem] = []
         self._stale = 0
         self._running = True
-        self._reported_at = 0.0
 
     def run(self) -> None:
         self._send(Ready(epoch=self._epoch, identity=self._engine.identity()))
@@ -83,15 +81,9 @@ class CoreLoop:
             for failure in output.failures:
                 version = self._versions.pop(failure.request_id)
                 self._fail(failure.request_id, version, failure.error)
-        due = time.monotonic() - self._reported_at >= HEARTBEAT_SECONDS
-        if events or self._failures or due or not self._engine.has_work():
-            self._report(events)
-
-    def _report(self, events: list[EventItem]) -> None:
         failures, self._failures = self._failures, []
         stats = self._engine.stats()
         self._send(Report(epoch=self._epoch, events=events, failures=failures, stats=stats, stale_messages=self._stale))
-        self._reported_at = time.monotonic()
 
     def _take_control(self) -> None:
         while (frame := self._ends.receive_control()) is not None:
@@ -144,15 +136,16 @@ class CoreLoop:
             self._take_control()
 
 
-def exit_with_parent(stream_fd: int = 0, *, leave: Callable[[int], None] = os._exit) -> None:
-    """Watch the pipe whose other end only the parent holds; end this process when it closes, however the parent
-    ended."""
+def exit_with_parent(directory: Path, *, parent_fd: int = 0) -> None:
+    """Watch the pipe whose other end only the parent holds. When it closes, however the parent ended, remove the folder
+    it can no longer remove (a container's /tmp may outlive a restart of the container) and end this process."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
-            while os.read(stream_fd, 1024):
+            while os.read(parent_fd, 1024):
                 pass
-        leave(0)
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(0)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
@@ -162,7 +155,7 @@ def main(directory: Path, epoch: int) -> int:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole terminal group; the parent drains and tells us
-    exit_with_parent()
+    exit_with_parent(directory)
     spec = ServingSpec.from_json_value(msgspec.json.decode((directory / sockets.SPEC_FILE).read_bytes()))
     with sockets.open_core_sockets(directory) as ends:
         try:

@@ -22,6 +22,7 @@ from pratique_server.engine.protocol import (
     ExecutionRequest,
     RequestAbortedError,
     RequestInvalidError,
+    SamplingRules,
     StepEvent,
 )
 from tests.integration.server.engine_client import LONG, blocks_back, collect, pid_of
@@ -68,6 +69,7 @@ async def test_requests_at_once_give_what_each_gives_alone(engine: EngineClient)
         (make_request("oov", prompt_ids=[571]), RequestInvalidError),
         (make_request("negative", prompt_ids=[-1]), RequestInvalidError),
         (make_request("empty", prompt_ids=[]), RequestInvalidError),
+        (make_request("seed", sampling=SamplingRules(seed=2**70)), RequestInvalidError),
         (make_request("late", deadline=1.0), DeadlineExceededError),
     ],
 )

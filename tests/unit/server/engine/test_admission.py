@@ -30,6 +30,7 @@ CAPACITY = Capacity(vocab_size=100, tokens_max=20, queued_max=2, queued_tokens_m
             for rule in (
                 {"logit_bias": {100: 1.0}},
                 {"logit_bias": {3: float("nan")}},
+                {"logit_bias": {3: 1e308}},
                 {"temperature": -0.1},
                 {"temperature": float("nan")},
                 {"top_p": 1.5},
