@@ -157,3 +157,35 @@ def test_any_split_of_a_text_gives_the_text_before_its_first_stop_string(
             text[: text.find(stop)] for stop in stops if stop in text
         }
         assert not any(stop in shown for stop in stops)
+
+
+def sentencepiece_tokenizer() -> Tokenizer:
+    """The other family: words marked with ▁, bytes as <0x…> tokens, one leading space dropped by the decoder."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    words = ["▁", "▁ship", "▁船", "s", "!", "▁a", "harbour", "\n"]
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {word: 256 + n for n, word in enumerate(words)}
+    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["</s>"])
+    return Tokenizer(backend, {"eos_token": "</s>"})
+
+
+@pytest.mark.req("R74")
+@given(st.lists(st.integers(min_value=256, max_value=264), max_size=30))
+@settings(max_examples=150, deadline=None)
+def test_spaces_of_word_marked_tokenizers_survive_the_split(ids: list[int]) -> None:
+    tokenizer = sentencepiece_tokenizer()
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_characters_spelt_in_byte_tokens_arrive_whole() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    ids = [257, *"🚢é".encode(), 258, *"⚓".encode()]
+    pieces = pieces_of(tokenizer, ids)
+    assert "".join(pieces) == "ship🚢é 船⚓"
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert [tokenizer.token_bytes(token) for token in (0xF0, 257)] == [b"\xf0", b" ship"]
