@@ -74,5 +74,6 @@ def core_environment(environment: Mapping[str, str], *, directory: Path) -> dict
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HOME": str(directory / "hf"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
         "TOKENIZERS_PARALLELISM": "false",
     }

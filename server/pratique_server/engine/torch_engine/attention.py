@@ -42,12 +42,12 @@ class PackedBatch:
     """One forward pass. Masks are made once and shared by the layers that use the same window."""
 
     segments: list[Segment]
-    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
-    def mask(self, index: int, window: int | None, like: Tensor) -> Tensor:
-        key = (index, window)
+    def mask(self, index: int, window: int | None, rows: int, like: Tensor) -> Tensor:
+        key = (index, window, rows)
         if key not in self.masks:
-            self.masks[key] = _causal_mask(self.segments[index], window, like)
+            self.masks[key] = _causal_mask(self.segments[index], window, rows, like)
         return self.masks[key]
 
 
@@ -88,17 +88,17 @@ def packed_attention(
     for index, segment in enumerate(batch.segments):
         rows = slice(segment.row, segment.row + segment.count)
         keys, values = segment.kv.write(layer, segment.start, key[:, :, rows], value[:, :, rows])
-        mask = batch.mask(index, sliding_window, query)
-        padding = mask.shape[2] - segment.count
+        grouped = _fold_heads(query[:, :, rows], heads=keys.shape[1])
+        mask = batch.mask(index, sliding_window, _padded_rows(grouped.shape[2]), query)
         attended = functional.scaled_dot_product_attention(
-            functional.pad(query[:, :, rows], (0, 0, 0, padding)),
+            functional.pad(grouped, (0, 0, 0, mask.shape[2] - grouped.shape[2])),
             keys,
             values,
             attn_mask=mask,
             scale=scaling,
-            enable_gqa=query.shape[1] != keys.shape[1],
-        )
-        output[0, rows] = attended[0, :, : segment.count].transpose(0, 1)
+            enable_gqa=grouped.shape[1] != keys.shape[1],
+        )[:, :, : grouped.shape[2]]
+        output[0, rows] = attended.reshape(1, query.shape[1], segment.count, -1)[0].transpose(0, 1)
     return output, None
 
 
@@ -111,9 +111,20 @@ def _refuse_unknown(rules: dict[str, Any], query: Tensor) -> None:
             raise UnsupportedAttentionError(f"the model's attention uses {name}")
 
 
-def _causal_mask(segment: Segment, window: int | None, like: Tensor) -> Tensor:
-    """``[1, 1, rows, keys]``, 0 where a row may look and −inf elsewhere; padding rows repeat the last row's rule."""
-    rows = -(-segment.count // QUERY_ROWS) * QUERY_ROWS
+def _fold_heads(query: Tensor, *, heads: int) -> Tensor:
+    """In decode, the query heads that share a K/V head become rows of it: half the work of repeating K/V for each, and
+    bitwise the same. Longer runs of rows stay as they are: folded, their last rows could fall into a partial tile."""
+    if query.shape[2] != 1 or query.shape[1] % heads:
+        return query
+    return query.reshape(1, heads, query.shape[1] // heads, query.shape[3])
+
+
+def _padded_rows(count: int) -> int:
+    return -(-count // QUERY_ROWS) * QUERY_ROWS
+
+
+def _causal_mask(segment: Segment, window: int | None, rows: int, like: Tensor) -> Tensor:
+    """``[1, 1, rows, keys]``, 0 where a row may look and −inf elsewhere; rows beyond the segment's last look where it does."""
     last = segment.start + segment.count - 1
     positions = torch.arange(segment.start, segment.start + rows, device=like.device).clamp_(max=last)[:, None]
     keys = torch.arange(padded_length(last + 1), device=like.device)[None]
