@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
 
 from pratique_server.engine.client import EngineClient, start_engine
@@ -13,12 +14,12 @@ from pratique_server.engine.protocol import SamplingRules
 from tests.integration.server.engine_client import collect
 from tests.unit.server.engine.makers import make_request, make_spec
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]
 
 COUNT = 16
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(smollm2_dir: Path) -> AsyncIterator[EngineClient]:
     engine = await start_engine(make_spec(smollm2_dir, dtype="FP32"))
     yield engine
