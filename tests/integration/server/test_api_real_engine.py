@@ -3,6 +3,7 @@ baseline after each."""
 
 import asyncio
 import json
+import random
 import socket
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from pratique_server.config import ApiLimits
 from tests.integration.server.running import Running, make_spec, serving, wait_until
+from tests.support import models
 
 KEY, OTHER_KEY = "key-of-the-harbour", "key-of-the-pilot"
 HI: Any = [{"role": "user", "content": "What is pratique?"}]
@@ -29,8 +31,10 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model_dir: Path, keys_file: Path) -> Iterator[Running]:
-    with serving(make_spec(tiny_model_dir, api_keys_path=str(keys_file)), api_limits=LIMITS) as (running, process):
+def server(keys_file: Path) -> Iterator[Running]:
+    # Deep enough that a long answer takes a second or two: deadlines and disconnects must find it running.
+    model = models.tiny_model(layers=8, hidden=128)
+    with serving(make_spec(model, api_keys_path=str(keys_file)), api_limits=LIMITS) as (running, process):
         # Small socket buffers, so that a client that does not read is felt after kilobytes, not megabytes.
         process.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         running.wait_ready()
@@ -114,7 +118,8 @@ async def test_ids_and_logprobs_come_for_every_token(server: Running) -> None:
 
 async def test_a_seed_repeats_and_another_seed_differs(server: Running) -> None:
     async def sampled(seed: int) -> str:
-        return str((await greedy(server, temperature=1.5, seed=seed, max_tokens=30)).choices[0].message.content)
+        options: dict[str, Any] = {"temperature": 2, "max_tokens": 40, "extra_body": {"ignore_eos": True}}
+        return str((await greedy(server, seed=seed, **options)).choices[0].message.content)
 
     first, again, other = await sampled(7), await sampled(7), await sampled(-8)
     assert first == again != other
@@ -367,10 +372,61 @@ def test_a_client_that_does_not_read_loses_its_stream_and_others_do_not_notice(s
 
 
 @pytest.mark.req("R100")
-def test_metrics_count_the_five_endings(server: Running) -> None:
-    text = server.management.get("/metrics").text
-    for label in ('code="",ending="limit"', 'code="",ending="stop"', 'ending="rejected"', 'ending="cancelled"'):
-        assert label in text, label
-    assert 'code="deadline_exceeded",ending="failed"' in text
-    assert "vllm:num_requests_running" in text
-    assert "pratique_release_info{" in text
+async def test_metrics_count_the_five_endings(server: Running) -> None:
+    endings = ("stop", "limit", "rejected", "failed", "cancelled")
+    before = {ending: count(server, ending) for ending in endings}
+    text = (await greedy(server, max_tokens=20, extra_body={"ignore_eos": True})).choices[0].message.content
+    await greedy(server, stop=[text[3:6]], extra_body={"ignore_eos": True})
+    with pytest.raises(openai.BadRequestError):
+        await greedy(server, temperature=9)
+    late = {"ignore_eos": True, "deadline_ms": 200}
+    with pytest.raises(openai.APIError):
+        await greedy_stream(server, max_tokens=450, logprobs=True, top_logprobs=20, extra_body=late)
+    with connect(server) as connection:
+        body = {"model": "tiny", "messages": HI, "max_tokens": 450, "ignore_eos": True}
+        connection.sendall(request_bytes(json.dumps(body).encode()))
+        await asyncio.sleep(0.1)
+    wait_until(lambda: count(server, "cancelled") > before["cancelled"], seconds=3)
+    assert {ending: count(server, ending) - before[ending] for ending in endings} == dict.fromkeys(endings, 1)
+    metrics = server.management.get("/metrics").text
+    assert "vllm:num_requests_running" in metrics
+    assert "pratique_release_info{" in metrics
+
+
+@pytest.mark.req("R86", "R140")
+async def test_a_storm_of_clients_that_come_and_go_leaves_nothing_behind(server: Running) -> None:
+    """vllm#46283, sglang#36475: aborted requests kept their blocks."""
+    chance = random.Random(7)
+    plans = [(kind, chance.uniform(0, 0.3)) for kind in ("stay", "leave", "late") * 20]
+    chance.shuffle(plans)
+
+    async def one(client: openai.AsyncOpenAI, kind: str, seconds: float) -> str:
+        extra = {"ignore_eos": True, **({"deadline_ms": 1 + int(seconds * 1000)} if kind == "late" else {})}
+        work = asyncio.ensure_future(read(client, max_tokens=10 if kind == "stay" else 400, extra_body=extra))
+        if kind == "leave":
+            await asyncio.sleep(seconds)
+            work.cancel()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            return "left"
+        except openai.APIError as error:
+            return str(error.code)
+
+    async def read(client: openai.AsyncOpenAI, **options: Any) -> str:
+        stream = await client.chat.completions.create(model="tiny", messages=HI, stream=True, **options)
+        async with stream:
+            reasons = [chunk.choices[0].finish_reason async for chunk in stream]
+        return str(reasons[-1])
+
+    async with server.openai(KEY) as client:
+        ends = await asyncio.gather(*(one(client, kind, seconds) for kind, seconds in plans))
+    by_kind = {
+        kind: {end for (planned, _), end in zip(plans, ends, strict=True) if planned == kind} for kind, _ in plans
+    }
+    assert by_kind["stay"] == {"length"}
+    assert by_kind["leave"] <= {"left", "length"}
+    assert by_kind["late"] <= {"deadline_exceeded", "length"}
+    assert "left" in by_kind["leave"]
+    assert "deadline_exceeded" in by_kind["late"]
+    server.wait_idle(seconds=5)
