@@ -16,7 +16,7 @@ from tests.unit.server.engine.makers import make_request, make_spec
 
 pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]
 
-COUNT = 16
+COUNT = 8
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
