@@ -86,12 +86,12 @@ def admit(trace: RequestTrace, headers: Headers, state: ApiState) -> None:
             raise InvalidApiKeyError("The API key is missing or not known")
     if state.status.refusing:
         raise DrainingError("This pod is stopping; another one will answer")
-    verified = state.status.verified()
-    if not verified.ready:
-        raise NotReadyError(f"This pod is not verified: {verified.reason}")
     problem = state.status.engine_problem()
     if problem is not None:
         raise EngineUnavailableError(problem.message)
+    verified = state.status.verified()
+    if not verified.ready:
+        raise NotReadyError(f"This pod is not verified: {verified.reason}")
 
 
 class _Exchange:

@@ -50,6 +50,11 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend, SPECIALS)
 
 
+@lru_cache
+def compiled_template(text: str) -> ChatTemplate:
+    return ChatTemplate(text)
+
+
 def events_of(text: str, *, finish: FinishReason = FinishReason.STOP, per_event: int = 1) -> list[StepEvent]:
     """Engine events that say ``text``, ``per_event`` tokens at a time, with the stop token at the end."""
     ids = byte_tokenizer().encode(text) + ([EOS] if finish is FinishReason.STOP else [])
@@ -218,7 +223,7 @@ def make_api(
     state = ApiState(
         spec=make_spec(limits=spec_limits or {}),
         release=release,
-        renderer=Renderer(ChatTemplate(template), tokenizer),
+        renderer=Renderer(compiled_template(template), tokenizer),
         engine=EngineSlot(engine),
         status=status,
         metrics=Metrics(),

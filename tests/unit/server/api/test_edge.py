@@ -55,11 +55,11 @@ async def test_cheap_and_decisive_checks_come_first(tmp_path: Path) -> None:
     headers = {"authorization": "Bearer right"}
     order.append(await code_of(api, body, **headers))
     api.state.status.refusing = False
-    order.append(await code_of(api, body, **headers))
-    api.verdicts.verdict = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="")
     api.state.status.engine_up = False
     order.append(await code_of(api, body, **headers))
     api.state.status.engine_up = True
+    order.append(await code_of(api, body, **headers))
+    api.verdicts.verdict = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="")
     order.append(await code_of(api, body, **headers))
     body["model"] = "harbour"
     order.append(await code_of(api, body, **headers))
@@ -69,8 +69,8 @@ async def test_cheap_and_decisive_checks_come_first(tmp_path: Path) -> None:
         (400, "invalid_request"),
         (401, "invalid_api_key"),
         (503, "draining"),
-        (503, "not_ready"),
         (503, "engine_unavailable"),
+        (503, "not_ready"),
         (404, "model_not_found"),
         (400, "invalid_request"),
         (400, "template_error"),
