@@ -5,6 +5,7 @@ real server through the synchronous Kubernetes client, so it is called from thre
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 from urllib.parse import urlencode
 
@@ -79,12 +80,39 @@ def encode_body(body: Manifest) -> bytes:
     return _BEYOND_ASCII.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(body, ensure_ascii=False)).encode()
 
 
+@dataclass(frozen=True)
+class Connection:
+    """Address and credentials of a connection."""
+
+    server: str
+    ca_path: str | None
+    insecure: bool
+    certificate_path: str | None
+    private_key_path: str | None
+    scheme: str | None
+    token: str | None
+
+
 class ApiCluster:
     """A real API server."""
 
     def __init__(self, api: client.ApiClient, *, timeout_seconds: float) -> None:
         self._api = api
         self._timeout = timeout_seconds
+
+    def connection(self) -> Connection:
+        """Where and as whom this client connects, for kopf's own client: one identity, one set of rights."""
+        settings = self._api.configuration
+        scheme, _, token = self._authorization().get("Authorization", "").partition(" ")
+        return Connection(
+            server=settings.host,
+            ca_path=settings.ssl_ca_cert,
+            insecure=not settings.verify_ssl,
+            certificate_path=settings.cert_file,
+            private_key_path=settings.key_file,
+            scheme=scheme or None,
+            token=token or None,
+        )
 
     def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         try:

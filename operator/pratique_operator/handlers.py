@@ -6,12 +6,15 @@ the operator is down, and an idle operator moves no resource version.
 
 import asyncio
 import logging
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 import kopf
 
 from pratique_contract import constants
 from pratique_operator import kinds, labels
+from pratique_operator.cluster import Connection
 from pratique_operator.config import OperatorConfig
 from pratique_operator.kinds import Kind
 from pratique_operator.observe import Key
@@ -57,8 +60,10 @@ def _selector(kind: Kind) -> tuple[str, str, str]:
     return (group, version, kind.plural)
 
 
-def register(registry: kopf.OperatorRegistry, config: OperatorConfig, queue: ReconcileQueue) -> None:
-    """Put every handler into the registry."""
+def register(
+    registry: kopf.OperatorRegistry, config: OperatorConfig, queue: ReconcileQueue, *, login: Callable[[], Connection]
+) -> None:
+    """Put every handler into the registry. kopf calls ``login`` at the start and whenever its credentials are refused."""
     background: set[asyncio.Task[None]] = set()
 
     @kopf.on.startup(registry=registry)
@@ -67,9 +72,8 @@ def register(registry: kopf.OperatorRegistry, config: OperatorConfig, queue: Rec
         background.add(asyncio.create_task(queue.run(), name="reconcile queue"))
 
     @kopf.on.login(registry=registry)
-    def handle_login(**arguments: Any) -> kopf.ConnectionInfo | None:
-        # The same order as our own client: the pod's account, else the current kubeconfig.
-        return kopf.login_with_service_account(**arguments) or kopf.login_via_client(**arguments)
+    async def handle_login(**_: Any) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(**asdict(login()))
 
     @kopf.on.cleanup(registry=registry)
     async def handle_cleanup(**_: Any) -> None:

@@ -7,13 +7,14 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import kopf
 from prometheus_client import start_http_server
 
 from pratique_operator import kinds
-from pratique_operator.cluster import Cluster, connect
+from pratique_operator.cluster import Cluster, Connection, connect
 from pratique_operator.config import ConfigError, OperatorConfig, read_config
 from pratique_operator.errors import NotFoundError, OperatorError
 from pratique_operator.handlers import register
@@ -49,7 +50,7 @@ def run() -> int:
         start_http_server(config.metrics_port)
     reader = verdict_reader(cluster, config)
     try:
-        asyncio.run(serve(cluster, config, reader))
+        asyncio.run(serve(cluster, config, reader, login=cluster.connection))
     finally:
         reader.close()
     return EXIT_OK
@@ -65,7 +66,12 @@ def check_crd(cluster: Cluster, config: OperatorConfig) -> None:
 
 
 async def serve(
-    cluster: Cluster, config: OperatorConfig, reader: VerdictReader, *, stop: asyncio.Event | None = None
+    cluster: Cluster,
+    config: OperatorConfig,
+    reader: VerdictReader,
+    *,
+    login: Callable[[], Connection],
+    stop: asyncio.Event | None = None,
 ) -> None:
     """Run kopf with our handlers until ``stop`` is set or a signal comes."""
     reconciler = Reconciler(cluster, config, read_verdicts=reader)
@@ -74,7 +80,7 @@ async def serve(
         return await asyncio.to_thread(reconciler.reconcile, key)
 
     registry = kopf.OperatorRegistry()
-    register(registry, config, ReconcileQueue(work, workers=config.reconcile_workers))
+    register(registry, config, ReconcileQueue(work, workers=config.reconcile_workers), login=login)
     await kopf.operator(
         registry=registry,
         standalone=True,

@@ -136,14 +136,15 @@ class Operator:
         settings = client.Configuration()
         config.load_kube_config(str(self.kubeconfig), client_configuration=settings)
         api = client.ApiClient(settings)
-        cluster = RecordingCluster(ApiCluster(api, timeout_seconds=10), self.recording)
+        direct = ApiCluster(api, timeout_seconds=10)
+        cluster = RecordingCluster(direct, self.recording)
         reader = VerdictReader(self._read, workers=2)
         started = threading.Event()
 
         async def main() -> None:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             started.set()
-            await serve(cluster, self.config, reader, stop=self._stop)
+            await serve(cluster, self.config, reader, login=direct.connection, stop=self._stop)
             await asyncio.sleep(0.1)  # aiohttp closes its transports in the loop's next rounds
 
         def run() -> None:
@@ -156,7 +157,6 @@ class Operator:
                 reader.close()
                 api.rest_client.pool_manager.clear()
 
-        os.environ["KUBECONFIG"] = str(self.kubeconfig)
         self._thread = threading.Thread(target=run, name="operator", daemon=True)
         self._thread.start()
         started.wait(10)
@@ -398,9 +398,7 @@ def base(
     kubelet: FakeKubelet,
     operator_kubeconfig: Path,
     recording: set[tuple[str, str, str]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Base:
-    monkeypatch.setenv("KUBECONFIG", str(operator_kubeconfig))
     return Base(admin, namespace, kubelet, operator_kubeconfig, recording)
 
 

@@ -8,7 +8,7 @@ away) and a taint (other pods do too).
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from kubernetes import client
@@ -39,11 +39,18 @@ class FakeKubelet:
         self._address = 0
 
     def start(self) -> None:
+        self._remove_left_over_nodes()
         taints = [{"key": LABEL, "value": self.name, "effect": "NoSchedule"}]
         body = {"metadata": {"name": self.name, "labels": {LABEL: self.name}}, "spec": {"taints": taints}}
         self._core.create_node(body)
         self._beat()
         self._thread.start()
+
+    def _remove_left_over_nodes(self) -> None:
+        """A run that was killed could not take its node away."""
+        for node in self._core.list_node(label_selector=LABEL).items:
+            if datetime.now(UTC) - node.metadata.creation_timestamp > timedelta(minutes=15):
+                self._core.delete_node(node.metadata.name)
 
     def stop(self) -> None:
         self._stop.set()
