@@ -47,8 +47,8 @@ class Cluster(Protocol):
         """The object, or None when it does not exist."""
         ...
 
-    def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
-        """All objects with these labels; ``namespace`` None means all namespaces."""
+    def list(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Manifest]:
+        """All objects with these labels and fields; ``namespace`` None means all namespaces."""
         ...
 
     def create(self, kind: Kind, namespace: str, body: Manifest) -> None:
@@ -120,17 +120,17 @@ class ApiCluster:
         except NotFoundError:
             return None
 
-    def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
+    def list(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Manifest]:
         return [
             {"apiVersion": kind.api_version, "kind": kind.kind, **item}
-            for page in self._pages(kind, namespace, selector)
+            for page in self._pages(kind, namespace, selector, fields)
             for item in page.get("items", ())
         ]
 
-    def _pages(self, kind: Kind, namespace: str | None, selector: str) -> Iterator[Manifest]:
+    def _pages(self, kind: Kind, namespace: str | None, selector: str, fields: str) -> Iterator[Manifest]:
         token = ""
         while True:
-            query = {"limit": str(LIST_PAGE), "labelSelector": selector, "continue": token}
+            query = {"limit": str(LIST_PAGE), "labelSelector": selector, "fieldSelector": fields, "continue": token}
             page = self._call("GET", kind.path(namespace), query={k: v for k, v in query.items() if v})
             yield page
             token = page.get("metadata", {}).get("continue") or ""

@@ -82,9 +82,11 @@ def _quota(snapshot: Snapshot, revision: str) -> str | None:
 
 
 def _loading(unready: list[PodFacts], snapshot: Snapshot) -> Finding:
-    told = next((pod for pod in unready if pod.verdict is not None), unready[0])
+    told = next((pod for pod in unready if pod.verdict is not None or pod.hint is not None), unready[0])
     if told.verdict is not None and not told.verdict.passed:
         return Finding(told.verdict.reason, f"pod {told.name}: {told.verdict.message}")
+    if told.hint is not None:
+        return Finding(Reason.LOADING, f"pod {told.name} does not start: {told.hint}")
     assert snapshot.spec is not None
     state = "runs and has not told its verdict yet" if told.running else "is being started"
     return Finding(

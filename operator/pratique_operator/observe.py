@@ -17,6 +17,7 @@ from pratique_operator.pods import PodFacts, observe_pod
 from pratique_operator.references import Reference, References, required_references
 from pratique_operator.revision import Target, compute_target
 from pratique_operator.rollout import RevisionState, RolloutState
+from pratique_operator.stuck import explain_stuck
 from pratique_operator.types import InferenceServiceSpec, parse_spec
 
 Manifest = dict[str, Any]
@@ -70,7 +71,7 @@ class Snapshot:
 
 
 def observe_service(
-    cluster: Cluster, key: Key, config: OperatorConfig, *, read_verdicts: ReadVerdicts
+    cluster: Cluster, key: Key, config: OperatorConfig, *, read_verdicts: ReadVerdicts, now: datetime
 ) -> Snapshot | None:
     """Read the service, its children, pods and endpoints; None when the service is gone, on its way out, or
     another operator's."""
@@ -88,6 +89,7 @@ def observe_service(
         if is_owned(child, owner)
     }
     pods = [observe_pod(pod) for pod in cluster.list(kinds.POD, key.namespace, selector)]
+    pods = explain_stuck(cluster, key.namespace, read_verdicts(key.namespace, pods), now=now)
     return Snapshot(
         key=key,
         owner=owner,
@@ -95,7 +97,7 @@ def observe_service(
         target=target,
         blocked=blocked,
         children=children,
-        pods=tuple(sorted(read_verdicts(key.namespace, pods), key=lambda pod: pod.name)),
+        pods=tuple(sorted(pods, key=lambda pod: pod.name)),
         endpoints=_observe_endpoints(cluster, key, pods),
     )
 

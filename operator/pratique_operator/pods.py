@@ -1,6 +1,7 @@
 """What one pod's own object says: ready, waiting, broken, and why. Pure; the verdict it would tell itself comes from ``verdicts.py``."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
@@ -35,17 +36,21 @@ class Finding:
 
 @dataclass(frozen=True)
 class PodFacts:
-    """One pod. ``finding`` is what the kubelet or scheduler reports against it, None when nothing; ``verdict`` None: not known."""
+    """One pod. ``finding`` is what the kubelet or scheduler reports against it, None when nothing; ``verdict`` None: not known.
+    ``creating``: on a node, container not started yet; ``hint`` is then what the kubelet last complained about."""
 
     name: str
     revision: str
     uid: str = ""
     address: str | None = None
+    created_at: datetime | None = None
     ready: bool = False
+    creating: bool = False
     running: bool = False
     terminating: bool = False
     finding: Finding | None = None
     verdict: Verdict | None = None
+    hint: str | None = None
 
     @property
     def may_answer(self) -> bool:
@@ -84,11 +89,23 @@ def observe_pod(pod: Manifest) -> PodFacts:
         revision=metadata.get("labels", {}).get(constants.LABEL_REVISION, ""),
         uid=metadata.get("uid", ""),
         address=status.get("podIP"),
+        created_at=_time(metadata.get("creationTimestamp")),
         ready=ready and "deletionTimestamp" not in metadata,
+        creating=_is_creating(status, conditions, container),
         running="running" in container.get("state", {}),
         terminating="deletionTimestamp" in metadata,
         finding=None if ready else _finding(status, conditions, container),
     )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _is_creating(status: Manifest, conditions: dict[str, Manifest], container: Manifest) -> bool:
+    scheduled = conditions.get("PodScheduled", {}).get("status") == "True"
+    waiting = container.get("state", {}).get("waiting", {}).get("reason")
+    return status.get("phase") == "Pending" and scheduled and waiting in (None, "ContainerCreating", "PodInitializing")
 
 
 def _finding(status: Manifest, conditions: dict[str, Manifest], container: Manifest) -> Finding | None:
@@ -97,18 +114,18 @@ def _finding(status: Manifest, conditions: dict[str, Manifest], container: Manif
         message = scheduled.get("message") or "the pod is not scheduled yet"
         missing_claim = "persistentvolumeclaim" in message and "not found" in message
         # No node will ever have room for a claim that does not exist.
-        return Finding(Reason.INVALID_SPEC if missing_claim else Reason.WAITING_FOR_CAPACITY, _clip(message))
+        return Finding(Reason.INVALID_SPEC if missing_claim else Reason.WAITING_FOR_CAPACITY, clip(message))
     if status.get("phase") == "Failed":
         text = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return Finding(Reason.CRASH_LOOPING, _clip(text or "the pod failed"))
+        return Finding(Reason.CRASH_LOOPING, clip(text or "the pod failed"))
     state, last = container.get("state", {}), container.get("lastState", {})
     waiting = state.get("waiting", {})
     if waiting.get("reason") in _PULL_REASONS:
         image = container.get("image", "the image")
-        return Finding(Reason.IMAGE_PULL_FAILED, _clip(f"{image}: {waiting.get('message') or waiting['reason']}"))
+        return Finding(Reason.IMAGE_PULL_FAILED, clip(f"{image}: {waiting.get('message') or waiting['reason']}"))
     if waiting.get("reason") in _START_REASONS:
         return Finding(
-            Reason.CRASH_LOOPING, _clip(f"the container cannot start: {waiting.get('message') or waiting['reason']}")
+            Reason.CRASH_LOOPING, clip(f"the container cannot start: {waiting.get('message') or waiting['reason']}")
         )
     ended = state.get("terminated") or last.get("terminated")
     if ended is None:
@@ -119,10 +136,11 @@ def _finding(status: Manifest, conditions: dict[str, Manifest], container: Manif
     again = container.get("restartCount", 0) >= RESTARTS_MIN
     if again or waiting.get("reason") == "CrashLoopBackOff" or "terminated" in state:
         why = ended.get("message") or ended.get("reason") or "no reason given"
-        return Finding(Reason.CRASH_LOOPING, _clip(f"the server exited with code {ended.get('exitCode')}: {why}"))
+        return Finding(Reason.CRASH_LOOPING, clip(f"the server exited with code {ended.get('exitCode')}: {why}"))
     return None
 
 
-def _clip(text: str) -> str:
+def clip(text: str) -> str:
+    """One line that fits into a condition."""
     flat = " ".join(str(text).split())
     return flat if len(flat) <= MESSAGE_CHARS_MAX else f"{flat[: MESSAGE_CHARS_MAX - 1]}…"

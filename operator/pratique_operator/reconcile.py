@@ -61,10 +61,10 @@ class Reconciler:
         return outcome
 
     def _pass(self, key: Key) -> Outcome:
-        snapshot = observe_service(self._cluster, key, self._config, read_verdicts=self._read_verdicts)
+        now = self._now()
+        snapshot = observe_service(self._cluster, key, self._config, read_verdicts=self._read_verdicts, now=now)
         if snapshot is None:
             return Outcome(0, None)
-        now = self._now()
         plan = plan_rollout(rollout_state(snapshot), now)
         for decision in plan.decisions:
             LOG.debug("Planned %s: %s: %s: %s", decision.action, key, decision.revision, decision.reason)
@@ -100,6 +100,9 @@ class Reconciler:
         waits = [self._config.resync_seconds]
         if snapshot.blocked is not None or refused is not None:
             # What is missing may be created at any time, and unlabelled objects are not watched.
+            waits.append(self._config.retry_seconds)
+        if any(pod.creating for pod in snapshot.pods):
+            # Nor do the kubelet's complaints about a pod that does not start.
             waits.append(self._config.retry_seconds)
         if any(pod.may_answer for pod in snapshot.pods):
             # A verdict changes nothing in the API server; only asking finds out.

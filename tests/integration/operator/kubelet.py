@@ -122,7 +122,12 @@ class FakeKubelet:
             "podIPs": [{"ip": address}],
             "conditions": [
                 {"type": kind, "status": status, "lastTransitionTime": now}
-                for kind, status in (("Initialized", "True"), ("ContainersReady", ready), ("Ready", ready))
+                for kind, status in (
+                    ("PodScheduled", "True"),
+                    ("Initialized", "True"),
+                    ("ContainersReady", ready),
+                    ("Ready", ready),
+                )
             ],
             "containerStatuses": [
                 {

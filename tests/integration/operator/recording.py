@@ -21,9 +21,9 @@ class RecordingCluster:
         self._record(kind, "get")
         return self._cluster.get(kind, namespace, name)
 
-    def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Manifest]:
+    def list(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Manifest]:
         self._record(kind, "list")
-        return self._cluster.list(kind, namespace, selector)
+        return self._cluster.list(kind, namespace, selector, fields=fields)
 
     def create(self, kind: Kind, namespace: str, body: Manifest) -> None:
         self._record(kind, "create")

@@ -1,10 +1,13 @@
 """Rollouts on a real API server: what exists, what serves and what the status says at every turn."""
 
+from datetime import timedelta
+
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
-from pratique_operator import kinds
+from pratique_operator import kinds, stuck
 from tests.integration.operator.conftest import World, eventually
+from tests.integration.operator.kubelet import timestamp
 
 pytestmark = pytest.mark.integration
 
@@ -237,3 +240,31 @@ def test_container_failures_are_conditions_and_one_event(world: World, outcome: 
     world.create(replicas=2)
     eventually(lambda: world.status().get("observedGeneration") == 2, what="the change is seen")
     assert told().count(reason) == 1
+
+
+def test_pod_that_cannot_mount_its_model_says_what_the_kubelet_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kaito#344: a wrong folder in the spec looked like a pod that is still being created."""
+    monkeypatch.setattr(stuck, "STUCK_AFTER", timedelta(seconds=1))
+    world.kubelet.outcomes[world.namespace] = lambda _: "pulling"
+    world.create()
+    (pod,) = eventually(lambda: world.list(kinds.POD), what="the pod")
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "mount", "namespace": world.namespace},
+        "involvedObject": {
+            "kind": "Pod",
+            "name": pod["metadata"]["name"],
+            "namespace": world.namespace,
+            "uid": pod["metadata"]["uid"],
+        },
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": "hostPath type check failed: /models/x is not a directory",
+        "lastTimestamp": timestamp(),
+    }
+    world.cluster.create(kinds.EVENT, world.namespace, event)
+    eventually(lambda: "is not a directory" in world.condition().get("message", ""), what="the kubelet's words")
+    assert world.condition()["reason"] == "Loading"

@@ -122,3 +122,14 @@ def test_long_messages_are_cut() -> None:
     finding = found(state={"waiting": {"reason": "ErrImagePull", "message": "x" * 5000}})
     assert finding is not None
     assert len(finding[1]) == 400
+
+
+def test_pod_on_a_node_whose_container_has_not_started_is_being_created() -> None:
+    def creating(**container: Any) -> bool:
+        value = pod(phase="Pending", **container)
+        value["status"]["conditions"].append({"type": "PodScheduled", "status": "True"})
+        return observe_pod(value).creating
+
+    assert creating(state={"waiting": {"reason": "ContainerCreating"}})
+    assert not creating(state={"waiting": {"reason": "ImagePullBackOff"}})
+    assert not observe_pod(pod(phase="Pending")).creating
