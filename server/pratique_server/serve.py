@@ -194,6 +194,9 @@ class ServingProcess:
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
+        if self._serving.done():
+            self._serving.result()
+            raise RuntimeError("The API server ended while it started")
 
     async def _verify(self, loaded: Loaded) -> Verdict:
         record, problem = await asyncio.to_thread(read_record, self._spec.release)

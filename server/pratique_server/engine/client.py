@@ -217,6 +217,15 @@ class EngineClient:
         return message.identity
 
     async def _receive(self, core: CoreProcess) -> None:
+        """Hand out reports for as long as the epoch lives. If that fails, no stream can go on: all of them are told at once,
+        instead of each waiting for tokens that nobody reads any more."""
+        try:
+            await self._receive_reports(core)
+        except Exception:
+            logger.exception("Could not read the engine's reports epoch=%d", self._epoch)
+            self._die("The engine's reports cannot be read.")
+
+    async def _receive_reports(self, core: CoreProcess) -> None:
         while True:
             message = output_decoder.decode(await core.ends.receive_output())
             if message.epoch != self._epoch or not isinstance(message, Report):

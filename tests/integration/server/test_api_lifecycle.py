@@ -89,6 +89,38 @@ def engine_pid(process: Any) -> int:
     return int(process.engine._core.process.pid)
 
 
+@pytest.mark.req("R93")
+def test_a_fault_in_reading_the_engines_output_ends_every_stream_with_an_error(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task that hands out tokens failed and every stream waited for ever."""
+    with serving(make_spec(tiny_model_dir), engine_limits=EngineLimits(restart_backoff_seconds=0.1)) as (
+        server,
+        process,
+    ):
+        server.wait_ready()
+        engine: Any = process.engine
+
+        def broken(report: object) -> None:
+            raise RuntimeError("a bug in the output handler")
+
+        async def two_streams() -> list[str | None]:
+            streams = [await open_stream(server) for _ in range(2)]
+            monkeypatch.setattr(engine, "_deliver", broken)
+            codes = []
+            for client, stream in streams:
+                with pytest.raises(openai.APIError) as caught:
+                    async for _ in stream:
+                        pass
+                codes.append(caught.value.code)
+                await client.close()
+            monkeypatch.undo()
+            return codes
+
+        assert asyncio.run(asyncio.wait_for(two_streams(), 10)) == ["engine_unavailable"] * 2
+        server.wait_ready()
+
+
 @pytest.fixture
 def fixed_ports() -> dict[str, int]:
     return {"api_port": free_port(), "management_port": free_port()}
