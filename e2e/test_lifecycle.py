@@ -133,7 +133,7 @@ def test_scaling_keeps_the_revision_and_every_pod_proves_itself(namespace: str, 
         what="two verified pods",
     )
     assert scaled["status"]["serving"]["revision"] == revision
-    assert len(service.ready_endpoints(applied, namespace)) == 2
+    eventually(lambda: len(service.ready_endpoints(applied, namespace)) == 2, timeout=20, what="two endpoints")
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,14 @@ def test_the_applied_example_streams_an_answer_of_the_approved_release() -> None
     assert resource["status"]["serving"]["fingerprint"] == approved
 
 
-def test_columns_say_what_serves() -> None:
-    table = kubectl("get", "psvc", example.NAME, "-n", example.NAMESPACE)
-    header, row = table.splitlines()
-    assert header.split()[:4] == ["NAME", "READY", "REVISION", "FINGERPRINT"]
-    assert row.split()[1] == "True"
-    resource = service.read(example.NAME, example.NAMESPACE)
-    assert resource["status"]["serving"]["revision"] in row
+def test_columns_say_what_serves_before_what_is_wanted() -> None:
+    header, row = kubectl("get", "psvc", example.NAME, "-n", example.NAMESPACE, "-o", "wide").splitlines()
+    columns = header.split()
+    assert columns[:4] == ["NAME", "READY", "REVISION", "CANDIDATE"]
+    assert {"REPLICAS", "REASON", "FINGERPRINT", "AGE"} <= set(columns)
+    status = service.read(example.NAME, example.NAMESPACE)["status"]
+    assert row.split()[1:3] == ["True", status["serving"]["revision"]]
+    assert status["serving"]["fingerprint"] in row
 
 
 def test_every_pod_runs_restricted_and_offline() -> None:

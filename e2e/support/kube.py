@@ -119,4 +119,4 @@ def port_forward(target: str, port: int, *, namespace: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{local}"
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.communicate(timeout=10)
