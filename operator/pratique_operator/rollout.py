@@ -5,7 +5,8 @@ Invariants, for strategy Rolling:
   1. the entry never selects a revision without a ready pod while another revision has one;
   2. the entry moves to the target once ``ready(target) >= needed``, needed = the replicas asked for;
   3. a revision that takes traffic (selected, or with endpoints behind the entry) is never shrunk below the replicas asked for;
-  4. an old revision goes to 0 only when the entry was *observed* at the target with ready endpoints, in a later pass than the move.
+  4. an old revision with ready pods goes to 0 only when the target was *observed* among the entry's endpoints, in a later pass than
+     the move, and is complete.
 Each decision depends on the observed world alone, so a crash between any two writes is continued by the next pass.
 """
 
@@ -168,7 +169,7 @@ def _replicas_of(
     if entry != target:
         return 0, "it neither serves nor is wanted"
     complete = state.ready(target) >= state.replicas
-    if state.entry == target and (observed.ready == 0 or (complete and _is_in_traffic(state, target))):
+    if observed.ready == 0 or (complete and _is_in_traffic(state, target)):
         return 0, "the target serves in its place"
     return observed.replicas, "the target does not serve completely yet"
 

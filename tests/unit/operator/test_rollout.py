@@ -76,6 +76,36 @@ def test_entry_moves_to_a_partly_ready_target_when_the_stable_has_no_ready_pod()
     assert plan(observed).entry == "new"
 
 
+def test_partly_ready_target_is_preferred_to_an_older_revision_with_more_ready_pods() -> None:
+    revisions = {"old": serving(ready=0), "new": starting(ready=1), "older": serving(replicas=3, ready=3)}
+    assert plan(state(entry="old", revisions=revisions)).entry == "new"
+
+
+def test_old_revision_stays_until_the_target_is_seen_among_the_endpoints() -> None:
+    observed = state(entry="new", revisions={"old": serving(), "new": starting(ready=2)}, traffic=frozenset())
+    assert plan(observed).replicas["old"] == 2
+    assert plan(replace(observed, traffic=frozenset({"new"}))).replicas["old"] == 0
+
+
+def test_old_revision_without_a_ready_pod_makes_room_before_the_target_is_complete() -> None:
+    revisions = {"old": serving(ready=0), "new": starting(ready=1)}
+    assert plan(state(entry="new", revisions=revisions, traffic=frozenset({"new"}))).replicas["old"] == 0
+    with_one_ready = {"old": serving(ready=1), "new": starting(ready=1)}
+    assert plan(state(entry="new", revisions=with_one_ready, traffic=frozenset({"new"}))).replicas["old"] == 2
+
+
+def test_revision_that_neither_serves_nor_is_wanted_goes_to_zero_while_another_is_on_its_way() -> None:
+    revisions = {"older": serving(), "old": serving(), "new": starting()}
+    result = plan(state(entry="old", revisions=revisions, traffic=frozenset({"old"})))
+    assert dict(result.replicas) == {"older": 0, "old": 2, "new": 2}
+
+
+def test_unknown_endpoints_count_as_traffic_so_nothing_is_removed() -> None:
+    observed = state(entry="new", revisions={"dead": starting(), "new": serving()}, traffic=None)
+    assert (plan(observed).remove, plan(observed).replicas["dead"]) == ((), 2)
+    assert plan(replace(observed, traffic=frozenset({"new"}))).remove == ("dead",)
+
+
 def test_broken_candidate_is_replaced_at_once_by_a_newer_spec() -> None:
     """kthena#743: a broken group blocked the rollout of its own fix."""
     revisions = {"old": serving(), "broken": starting(), "fix": starting()}
