@@ -23,7 +23,6 @@ LOCAL_NODE_REPOSITORY = "localhost/pratique-node"
 BASE_NODE_REPOSITORY = "localhost/pratique-node-base"
 
 DEBIAN_SUITE = "bookworm"
-DEBIAN_MIRROR = "http://deb.debian.org/debian"
 
 # Unpacked into the cache, never installed: their maintainer scripts would start services on this machine.
 UNPACKED_PACKAGES = ("docker.io", "containerd", "runc")

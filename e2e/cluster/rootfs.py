@@ -82,7 +82,7 @@ def build(
             f"--include={packages}",
             pins.DEBIAN_SUITE,
             root,
-            mirror,
+            *([mirror] if mirror else []),
         ]
         run(command, log=log)
         slim(root, recipe.delete)

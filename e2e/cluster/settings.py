@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import pins
 from e2e.cluster.errors import ClusterError
 
 PROVIDERS = ("auto", "offline", "existing")
@@ -24,7 +23,8 @@ class Settings:
     provider: str = "auto"
     api_port: int = API_PORT
     host_ports: tuple[int, ...] = HOST_PORTS
-    mirror: str = pins.DEBIAN_MIRROR
+    # Empty: the one debootstrap takes by itself.
+    mirror: str = ""
 
     @property
     def kubeconfig(self) -> Path:
@@ -54,7 +54,7 @@ def from_environment(environment: Mapping[str, str], *, home: Path, provider: st
         provider=chosen,
         api_port=_port(environment.get("PRATIQUE_API_PORT") or str(API_PORT)),
         host_ports=ports or HOST_PORTS,
-        mirror=environment.get("PRATIQUE_DEBIAN_MIRROR") or pins.DEBIAN_MIRROR,
+        mirror=environment.get("PRATIQUE_DEBIAN_MIRROR", ""),
     )
 
 
