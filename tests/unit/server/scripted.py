@@ -172,7 +172,7 @@ class Api:
 
     def client(self, **headers: str) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=self.app), base_url="http://api", headers=headers, timeout=5
+            transport=httpx.ASGITransport(app=self.app), base_url="http://api", headers=headers, timeout=20
         )
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -283,7 +283,7 @@ class RawExchange:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
-async def eventually(condition: Callable[[], bool], *, seconds: float = 2.0) -> None:
+async def eventually(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
     """Wait for a condition; a test that waits for ever says nothing."""
     async with asyncio.timeout(seconds):
         while not condition():

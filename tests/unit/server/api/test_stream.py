@@ -282,7 +282,7 @@ async def test_the_servers_limit_is_504() -> None:
 @pytest.mark.req("R22", "R96")
 async def test_a_deadline_in_mid_stream_is_an_error_event_and_stops_the_engine() -> None:
     api = make_api([*events_of("abc")[:2], asyncio.Event()])
-    chunks = await stream(api, deadline_ms=80)
+    chunks = await stream(api, deadline_ms=400)
     assert order_of(chunks) == ["role", "content", "error", "done"]
     assert chunks[-2]["error"]["code"] == "deadline_exceeded"
     assert_clean(api)
@@ -316,7 +316,7 @@ async def test_a_client_that_goes_away_ends_its_request_in_the_engine(streamed: 
     await asyncio.sleep(0.01)
     sent = len(exchange.sent)
     exchange.disconnect()
-    await asyncio.wait_for(running, 1)
+    await asyncio.wait_for(running, 10)
     assert api.engine.cancelled == [api.engine.requests[0].request_id]
     assert len(exchange.sent) == sent
     assert_clean(api)
@@ -330,7 +330,7 @@ async def test_no_token_is_sent_after_a_disconnect() -> None:
     await eventually(lambda: b'"content":"a"' in exchange.body)
     before = exchange.body
     exchange.disconnect()
-    await asyncio.wait_for(running, 1)
+    await asyncio.wait_for(running, 10)
     await asyncio.sleep(0.1)
     assert exchange.body == before
     assert api.engine.yielded == 1
@@ -354,7 +354,7 @@ async def test_a_slow_reader_loses_its_own_stream_and_nothing_else(bound: str) -
     if bound == "time":
         await eventually(lambda: bool(api.engine.cancelled))
         assert api.engine.yielded == 2
-    await asyncio.wait_for(running, 2)
+    await asyncio.wait_for(running, 10)
     assert exchange.aborted
     assert b"[DONE]" not in exchange.body
     assert_clean(api)
@@ -377,7 +377,7 @@ async def test_tokens_wait_merged_while_the_client_does_not_read() -> None:
     exchange.writable.clear()
     await eventually(lambda: not api.engine.live)
     exchange.writable.set()
-    await asyncio.wait_for(running, 2)
+    await asyncio.wait_for(running, 10)
     assert text_of(chunks_of(exchange.body)) == "x" * 100
     assert len(exchange.sent) < 20
 
@@ -390,7 +390,7 @@ async def test_each_token_is_written_when_it_comes() -> None:
     running = asyncio.create_task(exchange.run())
     await eventually(lambda: b'"content":"a"' in exchange.body)
     gate.set()
-    await asyncio.wait_for(running, 1)
+    await asyncio.wait_for(running, 10)
     assert text_of(chunks_of(exchange.body)) == "ab"
 
 

@@ -4,7 +4,9 @@ real engine is in ``tests/integration/server/test_api_lifecycle.py``."""
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,12 +145,12 @@ class Pod:
             return await client.post("/v1/chat/completions", json={**BODY, **changes})
 
     async def until(self, name: str, status: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await self.get(name))[0] != status:
                 await asyncio.sleep(0.01)
 
     async def verdict(self) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.process.holder.current().result == "Pending":
                 await asyncio.sleep(0.01)
         return json.loads((await self.get("verdict"))[1])
@@ -189,7 +191,7 @@ async def pod(
         await asyncio.sleep(0)
         if not running.done():
             process.stop(hurry=True)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await running
 
 
@@ -272,7 +274,7 @@ async def test_an_engine_that_keeps_dying_ends_the_process(tiny_model_dir: Path)
     async with pod(tiny_model_dir, engine_limits=EngineLimits(poll_seconds=0.01, restarts_max=0)) as it:
         await it.until("readyz", 200)
         it.engine.dead.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await it.running == 1
         assert it.process.holder.current().reason == "EngineUnreachable"
 
@@ -310,7 +312,7 @@ async def test_a_drain_finishes_live_streams_and_refuses_new_requests(tiny_model
         assert (await it.get("livez"))[0] == 200
         hold.set()
         assert (await stream).text.endswith("data: [DONE]\n\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await it.running == 0
         assert it.engine.closed
 
@@ -331,7 +333,7 @@ async def test_a_pod_that_never_was_ready_stops_at_once(tiny_model_dir: Path) ->
     async with pod(tiny_model_dir, load_errors=[EngineError("There is no model.")], drain=drain) as it:
         await it.verdict()
         it.process.stop()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await it.running == 0
 
 
@@ -346,7 +348,7 @@ async def test_a_second_signal_or_the_deadline_cuts_what_is_left(tiny_model_dir:
             it.process.stop()
             if second_signal:
                 it.process.stop()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 body = (await stream).text
                 assert await it.running == 0
             assert '"code":"draining"' in body
@@ -364,19 +366,12 @@ async def test_a_taken_port_is_an_error_at_once(tiny_model_dir: Path) -> None:
 
 async def test_the_management_port_answers_while_the_event_loop_is_stuck(tiny_model_dir: Path) -> None:
     """vllm PR#43122, vllm#39863: health was blocked by the work it should report on."""
-    import time
-
-    async with pod(tiny_model_dir) as it:
-        await it.until("readyz", 200)
-        port = it.process.management_port
-        asking = asyncio.get_running_loop().run_in_executor(None, probe.ask, "127.0.0.1", port, "readyz")
-        started = time.monotonic()
-        while not asking.done() and time.monotonic() - started < 2:
-            time.sleep(0.01)  # the event loop does not turn
-            if time.monotonic() - started > 0.5:
-                break
-        assert time.monotonic() - started >= 0.5
-        asked_at = time.monotonic()
-        ready, _ = await asking
-        assert ready
-        assert time.monotonic() - asked_at < 0.1, "the answer had been there already"
+    with ThreadPoolExecutor(1) as pool:
+        async with pod(tiny_model_dir) as it:
+            await it.until("readyz", 200)
+            asking = pool.submit(probe.ask, "127.0.0.1", it.process.management_port, "readyz")
+            stuck_until = time.monotonic() + 10
+            while not asking.done() and time.monotonic() < stuck_until:
+                time.sleep(0.01)  # the event loop does not turn meanwhile
+            assert asking.done(), "nobody answered while the event loop was stuck"
+            assert asking.result()[0]
