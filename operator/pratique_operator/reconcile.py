@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from pratique_contract import Reason
 from pratique_operator import kinds, metrics
 from pratique_operator.apply import apply_plan
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
-from pratique_operator.errors import ChildConflictError, RejectedError
+from pratique_operator.errors import ChildConflictError, NotFoundError, RejectedError
 from pratique_operator.events import compute_events, post_events
 from pratique_operator.observe import Key, ReadVerdicts, Snapshot, observe_service, rollout_state
 from pratique_operator.pods import Finding
@@ -20,6 +21,9 @@ from pratique_operator.rollout import Plan, plan_rollout
 from pratique_operator.status import StatusResult, compute_status, format_time, merge_patch
 
 LOG = logging.getLogger(__name__)
+
+# The API server's words; the service itself will be gone in a moment.
+NAMESPACE_GOES: Final = "because it is being terminated"
 
 Clock = Callable[[], datetime]
 
@@ -78,6 +82,8 @@ class Reconciler:
         try:
             return apply_plan(self._cluster, snapshot, plan, now=format_time(now)), None
         except (ChildConflictError, RejectedError) as error:
+            if NAMESPACE_GOES in str(error):
+                return 0, None
             LOG.warning("Children were not written: %s: %s", snapshot.key, error)
             return 0, Finding(Reason.INVALID_SPEC, str(error))
 
@@ -88,9 +94,12 @@ class Reconciler:
         # The precondition keeps a status computed for an older spec from being written over a newer object.
         version = snapshot.owner["metadata"]["resourceVersion"]
         body = {"metadata": {"resourceVersion": version}, "status": merge_patch(before, result.value)}
-        self._cluster.patch(
-            kinds.INFERENCE_SERVICE, snapshot.key.namespace, snapshot.key.name, body, subresource="status"
-        )
+        try:
+            self._cluster.patch(
+                kinds.INFERENCE_SERVICE, snapshot.key.namespace, snapshot.key.name, body, subresource="status"
+            )
+        except NotFoundError:
+            return 0  # deleted while it was looked at
         post_events(self._cluster, snapshot.owner, compute_events(before, result.value), now=format_time(now))
         return 1
 
