@@ -419,3 +419,11 @@ def world(base: Base, settings: OperatorConfig) -> Iterator[World]:
 def slow_world(base: Base, settings: OperatorConfig) -> Iterator[World]:
     """A world whose operator resyncs too rarely to help: what happens, happens because of watches."""
     yield from _world(base, replace(settings, resync_seconds=600.0, retry_seconds=600.0))
+
+
+@pytest.fixture
+def idle_world(base: Base, settings: OperatorConfig) -> Iterator[World]:
+    """A world whose operator has not been started yet."""
+    operator = Operator(base.namespace, base.admin, base.kubeconfig, settings, base.recording)
+    yield World(base.namespace, base.admin, base.kubelet, operator)
+    operator.stop()

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from pratique_contract import constants
 from pratique_operator import kinds
@@ -119,10 +120,10 @@ def test_record_that_is_missing_or_another_holds_new_pods_back_and_touches_no_ol
     assert world.condition("FingerprintVerified")["status"] == "False"
     world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rel"}, "data": {"record.json": "{}"}})
     eventually(lambda: "not valid at manifest" in world.condition()["message"], what="the record is unreadable")
-    data = {"record.json": record.to_json()}
-    world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rel"}, "data": data})
     other = "sha256:" + "0" * 64
     world.create(release={**approved, "fingerprint": other})
+    data = {"record.json": record.to_json()}
+    world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rel"}, "data": data})
     eventually(lambda: other in world.condition().get("message", ""), what="both fingerprints are named")
     assert record.fingerprint in world.condition()["message"]
     assert {key: version for key, version in world.versions().items() if key != "self"} == before
@@ -244,3 +245,16 @@ def test_any_text_of_a_template_reaches_the_pod_unchanged(world: World) -> None:
     before = world.settle()
     time.sleep(1.2)
     assert world.versions() == before
+
+
+def test_pods_satisfy_the_restricted_pod_security_standard(world: World) -> None:
+    """The API server's own admission is the judge."""
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    client.CoreV1Api(world.admin).patch_namespace(world.namespace, label)
+    world.create(model={"uri": "pvc://models/x"}, auth={"apiKeySecretRef": {"name": "keys"}})
+    eventually(lambda: world.list(kinds.POD), what="the pod is admitted")
+    assert 'persistentvolumeclaim "models" not found' in world.wait_reason("InvalidSpec")["message"]
+    world.create("node-folder")
+    refused = world.wait_reason("InvalidSpec", name="node-folder")
+    assert "violates PodSecurity" in refused["message"]
+    assert "hostPath" in refused["message"]
