@@ -42,7 +42,7 @@ def kubeconfig() -> Path:
     return Path(os.environ.get("PRATIQUE_CACHE") or Path.home() / ".cache" / "pratique").expanduser() / "kubeconfig"
 
 
-def eventually(read: Callable[[], T], *, timeout: float = 15.0, what: str = "it becomes true") -> T:
+def eventually(read: Callable[[], T], *, timeout: float = 30.0, what: str = "it becomes true") -> T:
     """The first true value of ``read``; fails saying what it last saw."""
     deadline = time.monotonic() + timeout
     while True:
@@ -244,7 +244,7 @@ class World:
     def reason(self, kind: str = "Ready", name: str = "svc") -> str | None:
         return self.condition(kind, name).get("reason")
 
-    def wait_ready(self, name: str = "svc", timeout: float = 15.0) -> Manifest:
+    def wait_ready(self, name: str = "svc", timeout: float = 30.0) -> Manifest:
         def settled() -> bool:
             ready, progressing = self.condition("Ready", name), self.condition("Progressing", name)
             return ready.get("status") == "True" and progressing.get("status") == "False"
@@ -255,7 +255,7 @@ class World:
             raise AssertionError(f"{error}\n{yaml.safe_dump(self.status(name))}") from error
         return self.service(name)
 
-    def wait_reason(self, reason: str, kind: str = "Ready", name: str = "svc", timeout: float = 15.0) -> Manifest:
+    def wait_reason(self, reason: str, kind: str = "Ready", name: str = "svc", timeout: float = 30.0) -> Manifest:
         try:
             eventually(lambda: self.reason(kind, name) == reason, timeout=timeout, what=f"{kind} says {reason}")
         except AssertionError as error:

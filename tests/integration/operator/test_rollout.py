@@ -208,7 +208,7 @@ def test_deadline_is_told_and_the_stable_serves_on(world: World) -> None:
     )
     world.create(engine={"image": "localhost/none:2"}, rollout={"progressDeadlineSeconds": 3})
     assert world.wait_reason("Loading")
-    late = world.wait_reason("ProgressDeadlineExceeded", timeout=20)
+    late = world.wait_reason("ProgressDeadlineExceeded")
     assert "Loading" in late["message"]
     assert (world.condition("Progressing")["status"], world.condition("Degraded")["status"]) == ("False", "True")
     assert (world.status()["rollout"]["phase"], world.entry()) == ("Failed", stable)
