@@ -169,7 +169,7 @@ def _probes(spec: InferenceServiceSpec) -> Manifest:
             "timeoutSeconds": 5,
             "failureThreshold": math.ceil(spec.startup.timeout_seconds / STARTUP_PERIOD_SECONDS),
         },
-        "readinessProbe": _http_probe(constants.READYZ_PATH, period=2, failures=2),
+        "readinessProbe": _http_probe(constants.READYZ_PATH, period=2, failures=3),
         "livenessProbe": _http_probe(constants.LIVEZ_PATH, period=10, failures=6),
     }
 
@@ -178,6 +178,7 @@ def _http_probe(path: str, *, period: int, failures: int) -> Manifest:
     return {
         "httpGet": {"path": path, "port": constants.MANAGEMENT_PORT_NAME},
         "periodSeconds": period,
-        "timeoutSeconds": 3,
+        # A busy host answers late; late is not wrong.
+        "timeoutSeconds": 5,
         "failureThreshold": failures,
     }

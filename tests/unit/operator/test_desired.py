@@ -168,12 +168,12 @@ spec:
         readinessProbe:
           httpGet: {{path: /readyz, port: management}}
           periodSeconds: 2
-          timeoutSeconds: 3
-          failureThreshold: 2
+          timeoutSeconds: 5
+          failureThreshold: 3
         livenessProbe:
           httpGet: {{path: /livez, port: management}}
           periodSeconds: 10
-          timeoutSeconds: 3
+          timeoutSeconds: 5
           failureThreshold: 6
         lifecycle: {{preStop: {{sleep: {{seconds: 5}}}}}}
       volumes:
