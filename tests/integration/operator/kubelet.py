@@ -55,6 +55,10 @@ class FakeKubelet:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(10)
+        # Without a kubelet nobody would confirm their end, and their namespaces would wait for it.
+        for pod in self._pods():
+            metadata = pod["metadata"]
+            self._core.delete_namespaced_pod(metadata["name"], metadata["namespace"], grace_period_seconds=0)
         self._core.delete_node(self.name)
 
     def placement(self) -> Manifest:
