@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,10 +21,12 @@ import zmq
 
 from pratique_contract import ServingSpec
 from pratique_server.engine import sockets
-from pratique_server.engine.protocol import LoadError
+from pratique_server.engine.protocol import EngineDeadError, LoadError
 from pratique_server.engine.threads import available_cores, thread_environment
 
 STOP_SECONDS: Final = 5.0
+# Where the sockets go when the temporary folder cannot hold them.
+SHORT_FOLDERS: Final = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - the folder made inside is private
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,39 @@ class CoreProcess:
 
 async def launch_core(spec: ServingSpec, *, epoch: int) -> CoreProcess:
     """Start the process; it has not loaded anything yet."""
-    directory = Path(tempfile.mkdtemp(prefix="pratique-"))
+    directory = make_private_directory((Path(tempfile.gettempdir()), *SHORT_FOLDERS))
     try:
         (directory / sockets.SPEC_FILE).write_bytes(msgspec.json.encode(spec.to_json_value()))
         environment = core_environment(os.environ, directory=directory)
         ends = sockets.open_client_sockets(directory)
-    except (ValueError, zmq.ZMQError) as error:
+    except ValueError as error:
         shutil.rmtree(directory, ignore_errors=True)
         raise LoadError(f"The engine process cannot be started: {error}.", part="engine") from error
+    except (OSError, zmq.ZMQError) as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise EngineDeadError(f"its sockets cannot be made in {directory}: {error}") from error
     command = (sys.executable, "-m", "pratique_server.engine.core", str(directory), str(epoch))
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env=environment)
     return CoreProcess(process, directory, ends)
+
+
+def make_private_directory(parents: Sequence[Path]) -> Path:
+    """A new folder that only this user may enter, in the first parent that takes it and leaves room for a socket's name.
+
+    The kernel bounds a socket's path (107 bytes), and a temporary folder deep in a tree leaves none. Raises ``EngineDeadError``.
+    """
+    problems = []
+    for parent in dict.fromkeys(parents):
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="pratique-", dir=parent))
+        except OSError as error:
+            problems.append(f"{parent}: {error.strerror}")
+            continue
+        if sockets.fits(directory):
+            return directory
+        directory.rmdir()
+        problems.append(f"{parent}: too long a path for a socket")
+    raise EngineDeadError(f"there is no folder for its sockets ({'; '.join(problems)})")
 
 
 def core_environment(environment: Mapping[str, str], *, directory: Path) -> dict[str, str]:

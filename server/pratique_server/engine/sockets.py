@@ -15,6 +15,7 @@ import zmq
 import zmq.asyncio
 
 SPEC_FILE: Final = "spec.json"
+SOCKETS: Final = ("control", "requests", "outputs")
 LINGER_SECONDS: Final = 1.0
 # Messages that each end of a pipe holds. Control must never be the pipe that is full: there is at most one
 # cancellation for every request, and its pipe holds as many as both ends of the requests pipe and the live requests.
@@ -25,6 +26,12 @@ OUTPUTS_PIPE_MAX: Final = 256
 
 def _address(directory: Path, name: str) -> str:
     return f"ipc://{directory / name}.sock"
+
+
+def fits(directory: Path) -> bool:
+    """Whether the sockets' paths in this folder are short enough for the kernel."""
+    longest = max((_address(directory, name) for name in SOCKETS), key=len).removeprefix("ipc://")
+    return len(longest.encode()) <= zmq.IPC_PATH_MAX_LEN
 
 
 @dataclass(frozen=True)
