@@ -65,8 +65,8 @@ test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)
 	@$(BIN)/pytest e2e -q --durations=10
 
 .PHONY: cluster
-cluster: ## The kind cluster alone
-	@PYTHONPATH=. $(PYTHON) -m e2e.cluster up
+cluster: venv ## The kind cluster with our images in it, without operator (the images are made while Go compiles)
+	@$(BIN)/python -m e2e.cluster up --images
 
 .PHONY: images
 images: venv ## Build the two images and load them into the cluster (nothing to do when the tree is unchanged)
