@@ -41,7 +41,10 @@ class PartDifference(ContractModel):
             return f"{self.part}: {self.expected} was approved, {self.observed} is loaded"
         first = self.fields[0]
         more = f" (and {len(self.fields) - 1} more)" if len(self.fields) > 1 else ""
-        return f"{self.part}.{first.path}: {first.expected} was approved, {first.observed} is loaded{more}"
+        sentence = f"{self.part}.{first.path}: {first.expected} was approved, {first.observed} is loaded{more}"
+        if (self.part, first.path) == ("engine", "build"):
+            return f"{sentence}; the record was made with another version of the server than the pod runs"
+        return sentence
 
 
 def compare_manifests(expected: ReleaseManifest, observed: ReleaseManifest) -> tuple[PartDifference, ...]:
@@ -114,5 +117,7 @@ def _list_key(items: list[Any]) -> str | None:
 
 
 def _as_text(value: Any) -> str:
+    if value is None:
+        return "nothing"  # "None" is a quantization method
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."

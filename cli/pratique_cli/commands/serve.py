@@ -5,13 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from pratique_cli.errors import CliError, missing_extra
+from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
 
 
 def serve(
     config: Annotated[Path | None, typer.Option(help="Serving document, as the operator mounts it.")] = None,
     model: Annotated[Path | None, typer.Option(help="Model folder; everything else by default.")] = None,
-    record: Annotated[Path | None, typer.Option(help="Release record to prove. Needed unless --trust-first.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Release record to prove. With --model it is needed unless --trust-first.")
+    ] = None,
     trust_first: Annotated[
         bool,
         typer.Option("--trust-first", help="Serve without a record, unapproved, once the server agrees with itself."),
@@ -26,7 +28,7 @@ def serve(
         int | None, typer.Option(help="Port of probes, verdict and metrics. Default: 8001.")
     ] = None,
 ) -> None:
-    """Load a model, prove its release through the own HTTP path, then serve it."""
+    """Load a model, prove its release through its own HTTP path, then serve it."""
     from pratique_cli.specs import choose_spec
 
     spec = choose_spec(
@@ -38,6 +40,8 @@ def serve(
         max_model_len=max_model_len,
         name=name,
     )
+    if config is None and record is None and not trust_first:
+        raise CliError("Give the approved --record FILE, or --trust-first to serve unapproved", code=EXIT_USAGE)
     if record is not None and not record.is_file():
         raise CliError(f"The release record {record} does not exist")
     changes: dict[str, Any] = {"host": host or ("127.0.0.1" if config is None else spec.host)}

@@ -1,6 +1,6 @@
 """``pratique status``: what serves, what is wanted, and why they differ, on one screen."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ def status(
     context: Annotated[str | None, typer.Option(help="Kubeconfig context.")] = None,
     form: Annotated[Format, typer.Option("--output", "--format", "-o", help="How to print it.")] = Format.TEXT,
 ) -> None:
-    """Show a service. Ends with 1 when it is not ready."""
+    """Show what serves, what is wanted and why pods are refused. Ends with 1 when the service is not ready."""
     from pratique_cli.kube import Cluster
 
     cluster = Cluster(context=context)
@@ -45,17 +45,22 @@ def describe(resource: Mapping[str, Any], *, now: datetime) -> str:
     )
     reason = ready.get("reason", "not observed yet")
     sentence = ready.get("message", "the operator has not written a status")
-    approved = resource.get("spec", {}).get("release", {}).get("fingerprint")
     lines = [
         f"Service:   {metadata.get('namespace')}/{metadata['name']}",
         f"Ready:     {ready.get('status', 'Unknown')}  {reason}: {sentence}{stale}",
-        f"Approved:  {approved or '-'}",
+        f"Approved:  {_approved(resource.get('spec', {}).get('release', {}))}",
         f"URL:       {observed.get('url') or '-'}",
     ]
     rollout = observed.get("rollout")
     if rollout:
         lines.append(f"Rollout:   {rollout.get('phase')}  {rollout.get('message', '')}".rstrip())
     return "\n".join([*lines, "", _revisions(observed), *_conditions(observed, now), *_verdicts(observed)])
+
+
+def _approved(release: Mapping[str, Any]) -> str:
+    """Without a fingerprint of its own, a service approves whatever record its ConfigMap holds: worth saying."""
+    record = release.get("recordRef", {}).get("name")
+    return release.get("fingerprint") or (f"whatever record ConfigMap {record} holds" if record else "nothing")
 
 
 def _revisions(observed: Mapping[str, Any]) -> str:
@@ -74,10 +79,21 @@ def _revisions(observed: Mapping[str, Any]) -> str:
 
 def _conditions(observed: Mapping[str, Any], now: datetime) -> list[str]:
     rows = [
-        (c.get("type"), c.get("status"), c.get("reason"), _age(c.get("lastTransitionTime"), now), c.get("message"))
-        for c in observed.get("conditions", [])
+        (c.get("type"), c.get("status"), c.get("reason"), _age(c.get("lastTransitionTime"), now), message)
+        for c, message in _each_sentence_once(observed.get("conditions", []))
     ]
     return ["", format_table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows)] if rows else []
+
+
+def _each_sentence_once(conditions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """One cause is told by up to five conditions: the first, and every later one that repeats it, by name only."""
+    told: dict[str, str] = {}
+    for condition in conditions:
+        message, kind = condition.get("message"), str(condition.get("type"))
+        known = next((name for sentence, name in told.items() if message and message.endswith(sentence)), None)
+        yield condition, f"as {known}" if known else message
+        if message and not known:
+            told[message] = kind
 
 
 def _verdicts(observed: Mapping[str, Any]) -> list[str]:

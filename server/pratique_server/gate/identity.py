@@ -20,7 +20,8 @@ def require_record(release: ReleaseSpec, record: ReleaseRecord | None, problem: 
     if record is None:
         raise CheckFailedError(
             Reason.GOLDEN_MISSING,
-            problem or "No release record was given, so there is nothing this pod could prove",
+            problem
+            or "No release record was given (spec.release.recordRef, or --record), so there is nothing this pod could prove",
             expected=release.fingerprint,
         )
     if release.fingerprint is not None and record.fingerprint != release.fingerprint:

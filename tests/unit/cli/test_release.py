@@ -139,6 +139,7 @@ def test_a_file_with_two_services_cannot_be_stamped(pratique: Run, record_file: 
         ("release", "record", "--config", "a", "--model", "b"),
         ("release", "build", "--config", "a", "--service", "b"),
         ("serve",),
+        ("serve", "--model", "."),
         ("release", "nonsense"),
         ("chat",),
     ],

@@ -67,6 +67,29 @@ def test_a_refused_pod_is_shown_with_its_reason() -> None:
     assert "TokenizerMismatch   tokenizer.files[tokenizer.json].sha256" in screen
 
 
+def test_a_cause_is_told_once() -> None:
+    cause = "pod smollm2-abc-x: engine.build: one was approved, other is loaded"
+    kinds = {
+        "Ready": cause,
+        "Degraded": cause,
+        "FingerprintVerified": f"no pod has passed: {cause}",
+        "Available": "1 pod",
+    }
+    conditions = [{"type": kind, "status": "False", "reason": "X", "message": text} for kind, text in kinds.items()]
+    lines = describe(_resource(conditions=conditions), now=NOW).splitlines()
+    told = {line.split()[0]: line for line in lines[lines.index(next(x for x in lines if x.startswith("CONDITION"))) :]}
+    assert told["Ready"].endswith(cause)
+    assert told["Degraded"].endswith("   as Ready")
+    assert told["FingerprintVerified"].endswith("   as Ready")
+    assert told["Available"].endswith("   1 pod")
+
+
+def test_an_approval_without_a_fingerprint_is_not_shown_as_a_dash() -> None:
+    resource = {"metadata": {"name": "new", "namespace": "demo"}, "spec": {"release": {"recordRef": {"name": "r"}}}}
+    assert "Approved:  whatever record ConfigMap r holds" in describe(resource, now=NOW)
+    assert "Approved:  nothing" in describe({**resource, "spec": {}}, now=NOW)
+
+
 def test_a_service_without_status_says_so() -> None:
     resource = {"metadata": {"name": "new", "namespace": "demo", "generation": 1}}
     assert "Unknown  not observed yet: the operator has not written a status" in describe(resource, now=NOW)

@@ -135,6 +135,19 @@ def test_a_difference_reads_as_a_sentence() -> None:
     assert difference.message.endswith(" is loaded (and 1 more)")
 
 
+def test_another_build_of_the_server_is_said_in_words() -> None:
+    changed = make_manifest(engine=BASE.engine.model_copy(update={"build": "sha256:" + "9" * 64}))
+    (difference,) = compare_manifests(BASE, changed)
+    assert difference.message.endswith("the record was made with another version of the server than the pod runs")
+
+
+def test_a_value_that_is_not_set_is_nothing() -> None:
+    flags = {**BASE.serving_flags.flags, "maxModelLen": None}
+    changed = make_manifest(serving_flags=BASE.serving_flags.model_copy(update={"flags": flags}))
+    (difference,) = compare_manifests(BASE, changed)
+    assert difference.message.endswith("nothing is loaded")
+
+
 def test_several_wrong_parts_are_reported_in_the_gates_order() -> None:
     changed = make_manifest(
         serving_flags=BASE.serving_flags.model_copy(update={"flags": {}}),
