@@ -4,12 +4,17 @@ import os
 import sys
 from pathlib import Path
 
-from pratique_cli.errors import EXIT_OK, CliError
+from pratique_cli.errors import EXIT_OK, CliError, missing_extra
 
 
 def main() -> None:
     """Console entry point."""
-    from pratique_cli.app import app
+    try:
+        from pratique_cli.app import app
+    except ModuleNotFoundError as error:
+        failed = missing_extra("cli", error)
+        print(f"error: {failed}", file=sys.stderr)
+        sys.exit(failed.code)
 
     # kubectl finds the plug-in by its file's name; what the person typed has a space.
     name = "kubectl pratique" if Path(sys.argv[0]).name == "kubectl-pratique" else "pratique"

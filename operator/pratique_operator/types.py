@@ -100,7 +100,9 @@ class ChatTemplateSpec(ContractModel):
         )
     )
 
-    inline: Annotated[str, StringConstraints(min_length=1, max_length=CHAT_TEMPLATE_CHARS_MAX)] | None = None
+    inline: Annotated[str, StringConstraints(min_length=1, max_length=CHAT_TEMPLATE_CHARS_MAX)] | None = Field(
+        default=None, description="The Jinja template itself, at most 256 Ki characters."
+    )
     config_map_key_ref: KeyRef | None = None
     secret_key_ref: KeyRef | None = None
 
@@ -121,10 +123,12 @@ class KvCacheSpec(ContractModel):
         )
     )
 
-    blocks: PositiveInt | None = None
+    blocks: PositiveInt | None = Field(default=None, description="Default: 1,024 tokens for each of maxNumSeqs.")
     memory: Quantity | None = Field(default=None, description="For example 4Gi.")
-    block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="Tokens. Default 16.")
-    dtype: DType | None = None
+    block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Tokens in a block. Default 16."
+    )
+    dtype: DType | None = Field(default=None, description="The type that computes; another one is refused by the pod.")
 
 
 _IMAGE_RULES = rules(
@@ -151,7 +155,7 @@ class EngineSpec(ContractModel):
     """The engine and the flags that change tokens or limits."""
 
     name: Literal["Torch", "Naive"] = Field(
-        default="Torch", description="Naive is the slow baseline, one request at a time."
+        default="Torch", description="Default Torch. Naive is the slow baseline, one request at a time."
     )
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
         default=None,
@@ -159,21 +163,31 @@ class EngineSpec(ContractModel):
         json_schema_extra=_IMAGE_RULES,
     )
     max_model_len: PositiveInt | None = Field(default=None, description="Shortens the model's own context limit.")
-    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description="Default 16.")
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        default=None, description="Requests computed at once. Default 16."
+    )
     max_batched_tokens: PositiveInt | None = Field(default=None, description="Token budget of one step. Default 512.")
     kv_cache: KvCacheSpec | None = None
-    args: tuple[ShortText, ...] | None = Field(default=None, max_length=64, json_schema_extra=_ARGS_RULES)
+    args: tuple[ShortText, ...] | None = Field(
+        default=None,
+        max_length=64,
+        description="Flags of the engine, part of the release. One it does not know fails the pod with FlagsMismatch.",
+        json_schema_extra=_ARGS_RULES,
+    )
 
 
 class ReleaseSpec(ContractModel):
     """What was approved."""
 
     fingerprint: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN, max_length=71)] | None = Field(
-        default=None, description="Fingerprint of the approved release; pratique release stamp writes it."
+        default=None,
+        description="Fingerprint of the approved release; pratique release stamp writes it. Without it whatever record "
+        "recordRef holds is the approved one.",
     )
     record_ref: LocalRef | None = Field(
         default=None,
-        description="ConfigMap with the release record under record.json; pratique release record makes it.",
+        description="ConfigMap with the release record under record.json; pratique release record makes it. Without it "
+        "no pod becomes ready (GoldenMissing).",
     )
     policy: Literal["Enforce"] = Field(
         default="Enforce", description="Enforce: a pod that cannot prove to be the approved release takes no traffic."
@@ -192,7 +206,7 @@ class RolloutSpec(ContractModel):
         default=None, description="After this a rollout counts as failed. Default: startup.timeoutSeconds + 600."
     )
     revision_history_limit: Annotated[int, Field(ge=0, le=20)] = Field(
-        default=2, description="Revisions that have served and are kept, scaled to 0, for a quick way back."
+        default=2, description="Revisions that have served and are kept, scaled to 0, for a quick way back. Default 2."
     )
     paused: bool = Field(default=False, description="Start no new revision and move no traffic. Scaling goes on.")
 
@@ -204,21 +218,26 @@ class AuthSpec(ContractModel):
 
 
 class LimitsSpec(ContractModel):
-    """Bounds on what one client may ask for. Default: the server's."""
+    """Bounds on what one request may ask for and on what may wait in one pod."""
 
-    max_body_bytes: PositiveInt | None = None
-    max_prompt_tokens: PositiveInt | None = None
-    max_output_tokens: PositiveInt | None = None
-    max_queued: PositiveInt | None = None
-    max_queued_tokens: PositiveInt | None = None
-    request_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
+    max_body_bytes: PositiveInt | None = Field(default=None, description="Default 4 MiB.")
+    max_prompt_tokens: PositiveInt | None = Field(default=None, description="Default: the context limit.")
+    max_output_tokens: PositiveInt | None = Field(default=None, description="Default: the context limit.")
+    max_queued: PositiveInt | None = Field(default=None, description="Waiting requests; more get 429. Default 128.")
+    max_queued_tokens: PositiveInt | None = Field(
+        default=None, description="Prompt tokens of all waiting requests; more get 429. Default: no limit."
+    )
+    request_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = Field(
+        default=None, description="A request that takes longer ends with 504. Default 600."
+    )
 
 
 class StartupSpec(ContractModel):
     """How long a pod may take until it is verified."""
 
     timeout_seconds: Annotated[int, Field(ge=10, le=7 * 86400)] = Field(
-        default=1800, description="Loading and verification; after that the kubelet restarts the container."
+        default=1800,
+        description="Loading and verification; after that the kubelet restarts the container. Default 1800.",
     )
     probe_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] | None = Field(
         default=None, description="Time budget of the golden probe itself. Default 60."
@@ -229,10 +248,10 @@ class DrainSpec(ContractModel):
     """How a pod leaves."""
 
     pre_stop_seconds: Annotated[int, Field(ge=0, le=600)] = Field(
-        default=5, description="The pod goes on serving until the endpoints are gone everywhere."
+        default=5, description="The pod goes on serving until the endpoints are gone everywhere. Default 5."
     )
     deadline_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
-        default=30, description="Then running requests may finish for this long."
+        default=30, description="Then running requests may finish for this long. Default 30."
     )
 
 
@@ -245,7 +264,9 @@ class InferenceServiceSpec(ContractModel):
     quantization: QuantizationSpec = QuantizationSpec()
     engine: EngineSpec = EngineSpec()
     release: ReleaseSpec = ReleaseSpec()
-    replicas: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = 1
+    replicas: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = Field(
+        default=1, description="Pods of the serving revision. 0 stops them all: nothing serves. Default 1."
+    )
     rollout: RolloutSpec = RolloutSpec()
     auth: AuthSpec | None = None
     limits: LimitsSpec | None = None

@@ -86,12 +86,12 @@ def _conditions(observed: Mapping[str, Any], now: datetime) -> list[str]:
 
 
 def _each_sentence_once(conditions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str | None]]:
-    """One cause is told by up to five conditions: the first, and every later one that repeats it, by name only."""
+    """One cause is told by up to five conditions: in full by the first, by that one's name in every later one."""
     told: dict[str, str] = {}
     for condition in conditions:
         message, kind = condition.get("message"), str(condition.get("type"))
-        known = next((name for sentence, name in told.items() if message and message.endswith(sentence)), None)
-        yield condition, f"as {known}" if known else message
+        known = next((sentence for sentence in told if message and sentence in message), None)
+        yield condition, message.replace(known, f"as {told[known]}") if message and known else message
         if message and not known:
             told[message] = kind
 

@@ -42,6 +42,19 @@ def test_kubectl_shows_its_own_name(pratique: Run) -> None:
     assert "Usage: pratique" in pratique("--help").out
 
 
+def test_an_installation_without_the_cli_extra_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["typer"] = None
+from pratique_cli.__main__ import main
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert result.stderr.strip().endswith("pip install 'pratique[cli]'")
+    assert "Traceback" not in result.stderr
+
+
 def test_a_closed_reader_is_no_error() -> None:
     command = f"{sys.executable} -m pratique_cli --help | true"
     result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)

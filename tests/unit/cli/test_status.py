@@ -80,7 +80,7 @@ def test_a_cause_is_told_once() -> None:
     told = {line.split()[0]: line for line in lines[lines.index(next(x for x in lines if x.startswith("CONDITION"))) :]}
     assert told["Ready"].endswith(cause)
     assert told["Degraded"].endswith("   as Ready")
-    assert told["FingerprintVerified"].endswith("   as Ready")
+    assert told["FingerprintVerified"].endswith("   no pod has passed: as Ready")
     assert told["Available"].endswith("   1 pod")
 
 
