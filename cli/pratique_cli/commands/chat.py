@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def chat(
     service: Annotated[str | None, typer.Argument(help="Name of the InferenceService. Left out with --url.")] = None,
-    message: Annotated[str | None, typer.Argument(help="What to say. Default: a conversation on the terminal.")] = None,
+    message: Annotated[
+        str | None, typer.Argument(help="What to say. Default: a conversation on the terminal, until Ctrl-D.")
+    ] = None,
     url: Annotated[str | None, typer.Option(help="Base URL of a server instead of a service in the cluster.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
     context: Annotated[str | None, typer.Option(help="Kubeconfig context.")] = None,

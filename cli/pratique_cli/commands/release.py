@@ -75,7 +75,7 @@ def record(
     image: ImageOption = None,
     output: OutputOption = None,
     form: Annotated[RecordFormat, typer.Option("--format", "-o", help="json or configmap.")] = RecordFormat.JSON,
-    name: Annotated[str | None, typer.Option(help="Name of the ConfigMap.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the ConfigMap. Default: SERVICE-release.")] = None,
     immutable: Annotated[bool, typer.Option("--immutable", help="Make the ConfigMap immutable.")] = False,
 ) -> None:
     """Load a release, render the fixtures, search for clear golden cases, and write the record."""
@@ -117,10 +117,15 @@ def verify(
 def show(
     file: FileArgument,
     form: Annotated[RecordFormat, typer.Option("--format", "-o", help="How to print it.")] = RecordFormat.TEXT,
-    name: Annotated[str | None, typer.Option(help="Name of the ConfigMap.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the ConfigMap, as in recordRef (NAME-release unless stamped otherwise). Default: the file's."
+        ),
+    ] = None,
     immutable: Annotated[bool, typer.Option("--immutable", help="Make the ConfigMap immutable.")] = False,
 ) -> None:
-    """Print a record or manifest; --format configmap wraps a record for kubectl apply --server-side."""
+    """Print the manifest of a record or manifest file; --format configmap wraps a whole record for kubectl apply --server-side."""
     from pratique_cli.records import read_manifest, read_record
 
     if form is RecordFormat.CONFIGMAP:
