@@ -72,7 +72,9 @@ def find_wait(snapshot: Snapshot, plan: Plan) -> Finding:
     unready = [pod for pod in pods if not pod.ready and not pod.terminating]
     if unready:
         return _loading(unready, snapshot)
-    return Finding(Reason.LOADING, f"revision {snapshot.target.revision} is being started")
+    serves = snapshot.entry == snapshot.target.revision and any(pod.ready for pod in pods)
+    state = "serves, and its rollout or scaling is being finished" if serves else "is being started"
+    return Finding(Reason.LOADING, f"revision {snapshot.target.revision} {state}")
 
 
 def _quota(snapshot: Snapshot, revision: str) -> str | None:

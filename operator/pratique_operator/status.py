@@ -213,6 +213,10 @@ def _cause(facts: _Facts) -> Finding:
     return wait
 
 
+def _pods(count: int) -> str:
+    return "1 pod" if count == 1 else f"{count} pods"
+
+
 def _ready(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Finding]:
     if facts.problem is None and facts.target is not None and facts.state.replicas == 0:
         return "False", Finding(Reason.SCALED_TO_ZERO, "spec.replicas is 0; nothing serves")
@@ -224,7 +228,7 @@ def _ready(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Finding]:
 
 def _available(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Finding]:
     if facts.endpoints_ready > 0:
-        text = f"revision {facts.snapshot.entry} answers with {facts.endpoints_ready} pods"
+        text = f"revision {facts.snapshot.entry} answers with {_pods(facts.endpoints_ready)}"
         return "True", Finding(Reason.RECONCILED, text)
     if facts.snapshot.entry is not None and facts.snapshot.endpoints is None:
         return "Unknown", Finding(Reason.LOADING, "the entry Service's endpoints are not known yet")
@@ -250,7 +254,9 @@ def _verified(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Finding]:
     pods = facts.snapshot.pods_of(facts.target) if facts.target is not None else ()
     verified = sum(pod.verified for pod in pods)
     if verified > 0:
-        return "True", Finding(Reason.VERIFIED, f"{verified} pods of revision {facts.target} proved to be the release")
+        return "True", Finding(
+            Reason.VERIFIED, f"{_pods(verified)} of revision {facts.target} proved to be the release"
+        )
     return "Unknown", Finding(cause.reason, f"no pod of the current revision has passed: {cause.message}")
 
 

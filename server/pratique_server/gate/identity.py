@@ -45,7 +45,9 @@ def check_manifest(expected: ReleaseManifest, observed: ReleaseManifest) -> str:
     if not differences:
         return f"8 parts equal, fingerprint {observed.fingerprint}"
     first, *others = differences
-    also = f"; {', '.join(other.part for other in others)} also differ" if others else ""
+    also = (
+        f"; {', '.join(other.part for other in others)} also differ{'s' if len(others) == 1 else ''}" if others else ""
+    )
     raise CheckFailedError(
         first.reason,
         f"{first.message}{also}",

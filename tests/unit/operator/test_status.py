@@ -78,6 +78,19 @@ def test_serving_service_is_ready() -> None:
     }
 
 
+def test_a_revision_that_serves_is_not_said_to_be_starting() -> None:
+    old = make_deployment(OLD, replicas=1, served=True)
+    snapshot = make_snapshot(
+        entry=REV,
+        deployments=(old, make_deployment(REV)),
+        pods=(ready_pod(OLD, "old"), ready_pod(REV)),
+        endpoints={REV: 1},
+    )
+    assert conditions(snapshot)["Progressing"][0] == "True"
+    assert message(snapshot, "Progressing").startswith(f"revision {REV} serves, ")
+    assert message(snapshot, "Available").endswith(" answers with 1 pod")
+
+
 def test_ready_pods_without_endpoints_are_not_ready() -> None:
     """dynamo#13622: Ready before anybody could route to it."""
     assert conditions(serving(endpoints=0))["Ready"][0] == "False"

@@ -94,7 +94,7 @@ async def test_the_earliest_wrong_part_decides_and_the_others_are_named() -> Non
     manifest = _with_changed_part("tokenizer").model_copy(update={"engine": _with_changed_part("engine").engine})
     verdict = await _verdict(manifest=manifest)
     assert verdict.reason is Reason.TOKENIZER_MISMATCH
-    assert verdict.message.endswith("; engine also differ")
+    assert verdict.message.endswith("; engine also differs")
     assert {item.subject.split(".")[0] for item in verdict.evidence} == {"tokenizer", "engine"}
 
 
