@@ -40,6 +40,11 @@ class LoadedTokenizer(Protocol):
     @property
     def files(self) -> Iterable[LoadedFile]: ...
     @property
+    def compiled(self) -> str:
+        """Digest of what it does, wherever that came from."""
+        ...
+
+    @property
     def vocab_size(self) -> int: ...
     @property
     def bos_id(self) -> int | None: ...
@@ -109,7 +114,13 @@ def _tokenizer_part(spec: ServingSpec, tokenizer: LoadedTokenizer) -> TokenizerP
         source, revision = None, _files_digest(files)
     else:
         source, revision = _origin(spec.tokenizer.uri, spec.tokenizer.revision, files)
-    return TokenizerPart(source=source, revision=revision, files=files, vocab_size=tokenizer.vocab_size)
+    return TokenizerPart(
+        source=source,
+        revision=revision,
+        files=files,
+        compiled=tokenizer.compiled,
+        vocab_size=tokenizer.vocab_size,
+    )
 
 
 def _template_part(template: LoadedTemplate | None) -> ChatTemplatePart:

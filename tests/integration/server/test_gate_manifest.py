@@ -75,6 +75,13 @@ def _edit(name: str, **fields: Any) -> Mutation:
     return mutation
 
 
+def _choose_class(folder: Path) -> None:
+    """A tokenizer's folder with the ``config.json`` of another family: none of the hashed files differs."""
+    _edit("tokenizer_config.json", tokenizer_class=None)(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
+
+
 def _add_token(folder: Path) -> None:
     path = folder / "tokenizer.json"
     value = json.loads(path.read_text(encoding="utf-8"))
@@ -140,6 +147,16 @@ SPEC_CHANGES: dict[str, tuple[Change, list[str]]] = {
 def test_each_declared_field_lies_in_one_part(change: str, base: ReleaseManifest, tiny_model_dir: Path) -> None:
     apply, parts = SPEC_CHANGES[change]
     assert _moved(base, _build(apply(folder_spec(tiny_model_dir)))) == parts
+
+
+@pytest.mark.req("R128")
+def test_a_tokenizer_that_another_class_compiles_moves_its_part(tiny_model_dir: Path, tmp_path: Path) -> None:
+    unnamed = copy_of(tiny_model_dir, tmp_path / "unnamed", _edit("tokenizer_config.json", tokenizer_class=None))
+    other = copy_of(tiny_model_dir, tmp_path / "other", _choose_class)
+    as_llama = _build(folder_spec(tiny_model_dir, tokenizer=unnamed))
+    as_qwen = _build(folder_spec(tiny_model_dir, tokenizer=other))
+    assert as_llama.tokenizer.files == as_qwen.tokenizer.files
+    assert _moved(as_llama, as_qwen) == ["tokenizer"]
 
 
 def test_a_tokenizer_of_its_own_with_the_same_files_moves_nothing(base: ReleaseManifest, tiny_model_dir: Path) -> None:
