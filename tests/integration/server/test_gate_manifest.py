@@ -113,6 +113,27 @@ def test_each_fact_of_a_file_lies_in_one_part(
     assert _moved(base, changed) == parts
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"temperature": NaN}',
+        '{"temperature": 1e999}',
+        '{"seed": 18446744073709551616}',
+        '{"stop": "\\ud800"}',
+        '{"a": ' + "[" * 400 + "]" * 400 + "}",
+    ],
+)
+def test_a_value_that_no_manifest_can_hold_is_refused_with_a_sentence(
+    text: str, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Found while loading, where it becomes a verdict: later it would end the process, again and again."""
+    folder = copy_of(tiny_model_dir, tmp_path / "copy")
+    (folder / "generation_config.json").unlink()
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(ManifestError, match="cannot be fingerprinted"):
+        _build(folder_spec(folder))
+
+
 @pytest.mark.parametrize("name", mutations.HARMLESS)
 def test_what_nothing_loads_or_means_moves_nothing(
     name: str, base: ReleaseManifest, tiny_model_dir: Path, tmp_path: Path
