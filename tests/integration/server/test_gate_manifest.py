@@ -10,14 +10,15 @@ import pytest
 
 from pratique_cli.specs import folder_spec
 from pratique_contract.manifest import PARTS, ReleaseManifest
-from pratique_contract.reasons import PART_REASONS
+from pratique_contract.reasons import PART_REASONS, Reason
 from pratique_contract.serving import ServingSpec
 from pratique_server.engine.identity import make_identity
 from pratique_server.engine.loader import load_model
 from pratique_server.engine.protocol import EngineIdentity, LoadedAdapter, LoadedFile
+from pratique_server.gate.offline import verify_release
 from pratique_server.release.builder import build_manifest
 from pratique_server.release.errors import ManifestError
-from pratique_server.release.offline import build_release
+from pratique_server.release.offline import build_release, record_release
 from pratique_server.text.template import load_chat_template
 from pratique_server.text.tokenizer import Tokenizer
 from tests.support import mutations
@@ -218,6 +219,17 @@ def test_adapters_are_described_as_loaded_and_a_declared_one_must_be_loaded(tiny
     assert _moved(build_manifest(spec, identity, tokenizer, template), loaded) == ["adapters"]
     (entry,) = loaded.adapters.adapters
     assert (entry.source, entry.revision, entry.lineage) == ("hf://example/quay", "2" * 40, {"base": "tiny"})
+
+
+def test_a_case_that_the_engine_refuses_is_a_failed_check(tiny_model_dir: Path) -> None:
+    """``release verify`` sends cases to the engine itself: what a server would answer 400 must not be a traceback."""
+    spec = folder_spec(tiny_model_dir)
+    record = asyncio.run(record_release(spec))
+    case = record.golden.cases[0].model_copy(update={"max_tokens": 10**6})
+    tampered = record.model_copy(update={"golden": record.golden.model_copy(update={"cases": (case,)})})
+    verdict = asyncio.run(verify_release(spec, tampered))
+    assert (verdict.result, verdict.reason) == ("Fail", Reason.OUTPUT_MISMATCH)
+    assert "the engine gave no answer" in verdict.message
 
 
 @pytest.mark.parametrize(
