@@ -4,9 +4,9 @@ Rendering fixtures hold messages → exact text → exact ids, with no generatio
 kept per (dtype, device class, engine build): another device may round differently, so its own output stands beside the others.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pratique_contract.manifest import Digest, DType
 from pratique_contract.model import ContractModel
@@ -25,15 +25,20 @@ MARGIN_IN_TOLERANCES = 4.0
 # The order of a stream's events with runs of content collapsed into one.
 EVENT_ORDER: tuple[str, ...] = ("role", "content", "finish", "usage", "done")
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+# A name stands in request ids, in logs and in the verdict's checks.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
 
 class RenderFixture(ContractModel):
     """Messages (and tools) with the exact text and ids the pinned template and tokenizer must give."""
 
-    name: str
+    name: Name
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] | None = None
     text: str
-    ids: tuple[int, ...]
+    ids: tuple[TokenId, ...]
 
 
 class Usage(ContractModel):
@@ -50,7 +55,7 @@ class GoldenOutput(ContractModel):
     dtype: DType
     device_class: str
     engine_build: Digest
-    ids: tuple[int, ...]
+    ids: tuple[TokenId, ...]
     text: str
     finish_reason: Literal["stop", "length"]
     logprobs: tuple[float, ...]
@@ -67,17 +72,21 @@ class GoldenOutput(ContractModel):
                 f"{len(self.ids)} ids, {len(self.logprobs)} logprobs, {len(self.margins)} margins and "
                 f"usage.completionTokens {self.usage.completion_tokens} must be the same count"
             )
+        if min(self.margins) < MARGIN_NATS_MIN:
+            raise ValueError(
+                f"margins holds {min(self.margins)}: a choice that leads by less than {MARGIN_NATS_MIN} nat proves nothing"
+            )
         return self
 
 
 class GoldenCase(ContractModel):
     """One prompt that goes through the whole path, with its expected output on each kind of device it was recorded on."""
 
-    name: str
+    name: Name
     messages: tuple[dict[str, Any], ...]
     max_tokens: int = Field(gt=0)
     text: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[TokenId, ...]
     outputs: tuple[GoldenOutput, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -100,3 +109,11 @@ class GoldenRecord(ContractModel):
 
     fixtures: tuple[RenderFixture, ...] = ()
     cases: tuple[GoldenCase, ...] = ()
+
+    @field_validator("fixtures", "cases")
+    @classmethod
+    def _each_name_once(cls, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [item.name for item in items]
+        if len(set(names)) != len(names):
+            raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} is given twice")
+        return items

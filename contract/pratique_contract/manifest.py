@@ -74,11 +74,13 @@ class AdaptersPart(ContractModel):
 
 
 class TokenizerPart(ContractModel):
-    """The tokenizer's files without the template and the special-token choices, which are parts of their own."""
+    """The tokenizer's files without the template and the special-token choices, which are parts of their own. ``compiled``
+    is the digest of what the library made of them: which files it reads, and how, is decided by the library."""
 
     source: str | None
     revision: str
     files: tuple[FileEntry, ...]
+    compiled: Digest | None = None
     vocab_size: int = Field(ge=0)
 
     _sort_files = field_validator("files")(_sorted_by_path)

@@ -61,11 +61,16 @@ class ReleaseRecord(ContractModel):
         except (ValueError, RecursionError) as error:
             raise RecordError(f"The release record is not JSON: {error}") from error
         try:
-            return cls.from_json_value(value)
+            record = cls.from_json_value(value)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"]) or "record"
             raise RecordError(f"The release record is not valid at {field}: {first['msg']}") from error
+        try:
+            assert record.fingerprint
+        except ValueError as error:  # NaN, a number beyond 2⁵³, half a surrogate pair, a very deep list
+            raise RecordError(f"The release record's manifest cannot be fingerprinted: {error}") from error
+        return record
 
 
 def _require_size(size: int) -> None:

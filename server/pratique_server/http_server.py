@@ -43,8 +43,10 @@ def make_protocol(*, header_seconds_max: float) -> type[H11Protocol]:
             self._stop_timer()
 
         def _watch_headers(self) -> None:
-            """The timer runs while a request's headers are incomplete; more bytes do not wind it up again."""
-            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            """The timer runs while a request's headers are incomplete, and while the rest of a body arrives that was answered
+            unread (the first such byte stops uvicorn's keep-alive timer for good); more bytes do not wind it up again."""
+            answered = self.cycle is not None and self.cycle.response_complete
+            if self.transport.is_closing() or not (answered or self.conn.their_state is h11.IDLE):
                 self._stop_timer()
             elif self._header_timer is None:
                 self._header_timer = self.loop.call_later(header_seconds_max, self.transport.abort)

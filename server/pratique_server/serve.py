@@ -12,7 +12,6 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -62,7 +61,8 @@ def make_offline() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     home = Path(os.environ.get("HOME") or "/nonexistent")
     if "HF_HOME" not in os.environ and not os.access(home, os.W_OK):
-        os.environ["HF_HOME"] = str(Path(tempfile.gettempdir()) / "huggingface")
+        # Named, never written: asking which temporary folder is usable fails where there is none.
+        os.environ["HF_HOME"] = str(Path(os.environ.get("TMPDIR") or "/tmp") / "huggingface")  # noqa: S108
 
 
 def keep_torch_out() -> None:

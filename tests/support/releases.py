@@ -47,7 +47,13 @@ def make_manifest(**parts: Any) -> ReleaseManifest:
                 ),
             )
         ),
-        "tokenizer": TokenizerPart(source=None, revision="t1", files=(make_file("tokenizer.json"),), vocab_size=640),
+        "tokenizer": TokenizerPart(
+            source=None,
+            revision="t1",
+            files=(make_file("tokenizer.json"),),
+            compiled=make_digest("compiled"),
+            vocab_size=640,
+        ),
         "chat_template": ChatTemplatePart(sha256=make_digest(TEMPLATE), length=len(TEMPLATE)),
         "special_tokens": SpecialTokensPart(
             bos_id=1,

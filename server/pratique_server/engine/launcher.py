@@ -55,7 +55,7 @@ class CoreProcess:
 
 async def launch_core(spec: ServingSpec, *, epoch: int) -> CoreProcess:
     """Start the process; it has not loaded anything yet."""
-    directory = make_private_directory((Path(tempfile.gettempdir()), *SHORT_FOLDERS))
+    directory = make_private_directory((*temporary_folder(), *SHORT_FOLDERS))
     try:
         (directory / sockets.SPEC_FILE).write_bytes(msgspec.json.encode(spec.to_json_value()))
         environment = core_environment(os.environ, directory=directory)
@@ -67,8 +67,21 @@ async def launch_core(spec: ServingSpec, *, epoch: int) -> CoreProcess:
         shutil.rmtree(directory, ignore_errors=True)
         raise EngineDeadError(f"its sockets cannot be made in {directory}: {error}") from error
     command = (sys.executable, "-m", "pratique_server.engine.core", str(directory), str(epoch))
-    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env=environment)
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env=environment)
+    except OSError as error:  # no memory or no process left
+        ends.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise EngineDeadError(f"its process cannot be started: {error}") from error
     return CoreProcess(process, directory, ends)
+
+
+def temporary_folder() -> tuple[Path, ...]:
+    """The one that the environment names or the system has; none when none can be written to (all read-only, or full)."""
+    try:
+        return (Path(tempfile.gettempdir()),)
+    except FileNotFoundError:
+        return ()
 
 
 def make_private_directory(parents: Sequence[Path]) -> Path:

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from pratique_contract.manifest import DType
 from pratique_server.engine.protocol import LoadedFile, LoadError
 from pratique_server.engine.safetensors_file import read_safetensors
-from pratique_server.release.files import CONFIG_OMITTED, hash_json_bytes
+from pratique_server.release.files import CONFIG_OMITTED, JSON_ERRORS, hash_json_bytes
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -74,7 +74,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], LoadedFile]:
     content = _read_bytes(folder / CONFIG_FILE)
     try:
         values = json.loads(content)
-    except ValueError as error:
+    except JSON_ERRORS as error:
         raise LoadError(f"{CONFIG_FILE} is not valid JSON: {error}.") from error
     if not isinstance(values, dict):
         raise LoadError(f"{CONFIG_FILE} must hold one JSON object.")
@@ -102,9 +102,10 @@ def _build_config(values: dict[str, Any]) -> tuple[PreTrainedConfig, str]:
         raise LoadError(f"A {model_type} model does not generate text; this engine serves causal language models.")
     architecture = str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
     declared = values.get("architectures") or [architecture]
-    if architecture not in declared:
+    names = declared if isinstance(declared, list) else [declared]
+    if architecture not in names:
         raise LoadError(
-            f"{CONFIG_FILE} declares the architecture {', '.join(map(str, declared))}, but a {model_type} model "
+            f"{CONFIG_FILE} declares the architecture {', '.join(map(str, names))}, but a {model_type} model "
             f"would be built as {architecture}."
         )
     return config, architecture
@@ -132,7 +133,7 @@ def _read_shards(folder: Path) -> tuple[dict[str, torch.Tensor], list[LoadedFile
     content = _read_bytes(folder / INDEX_FILE)
     try:
         weight_map = {str(name): str(shard) for name, shard in json.loads(content)["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*JSON_ERRORS, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{INDEX_FILE} is not a valid index: {error}.") from error
     shards = sorted(set(weight_map.values()))
     outside = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]

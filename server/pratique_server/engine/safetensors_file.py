@@ -9,6 +9,7 @@ gives a mixture; the digests then name that mixture, and the gate refuses it.
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from pratique_server.engine.protocol import LoadedFile, LoadError
+from pratique_server.release.files import JSON_ERRORS
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -69,6 +71,11 @@ class _HashingReader:
         self.read_into(memoryview(buffer))
         return bytes(buffer)
 
+    def expect_more(self, count: int) -> None:
+        found = os.fstat(self._file.fileno()).st_size
+        if found < self.size + count:
+            raise LoadError(f"{self._path.name} is truncated: it ends after {found} bytes.")
+
     def expect_end(self) -> None:
         if self._file.read(1):
             raise LoadError(f"{self._path.name} has bytes after its last tensor; it is not a valid safetensors file.")
@@ -98,7 +105,7 @@ def _read_header(reader: _HashingReader, path: Path) -> list[_Entry]:
         header = json.loads(reader.read(length))
         header.pop("__metadata__", None)
         entries = [_parse_entry(name, item) for name, item in header.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*JSON_ERRORS, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise LoadError(f"{path.name} is not a safetensors file: its header cannot be parsed ({error}).") from error
     entries.sort(key=lambda entry: (entry.start, entry.end))
     position = 0
@@ -108,6 +115,7 @@ def _read_header(reader: _HashingReader, path: Path) -> list[_Entry]:
         if entry.end - entry.start != _bytes_of(entry):
             raise LoadError(f"{path.name}: the size of tensor {entry.name} contradicts its shape and type.")
         position = entry.end
+    reader.expect_more(position)  # before memory is asked for: a header may promise any amount
     return entries
 
 

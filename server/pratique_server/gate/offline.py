@@ -8,16 +8,18 @@ import time
 from datetime import UTC, datetime
 
 from pratique_contract.golden import EVENT_ORDER, GoldenCase, Usage
+from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_contract.verdict import CheckResult, Verdict, VerdictResult
-from pratique_server.engine.protocol import FinishReason
+from pratique_server.engine.protocol import EngineError, FinishReason
 from pratique_server.gate.conclude import build_verdict
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.gate.identity import check_manifest, require_record
 from pratique_server.gate.outputs import check_golden
 from pratique_server.gate.rendering import check_rendering, conversations_of
 from pratique_server.gate.stream import StreamReport
+from pratique_server.release.errors import RecordingError
 from pratique_server.release.greedy import run_greedy
 from pratique_server.release.offline import LoadedRelease, load_release
 
@@ -64,7 +66,12 @@ async def _run_check(name: str, spec: ServingSpec, record: ReleaseRecord, releas
             check_rendering(conversation, release.renderer, release.renderer.tokenizer.decode)
         return f"{len(conversations)} conversations exact"
     case = next(case for case in record.golden.cases if name == f"golden:{case.name}")
-    report = await _generate(case, release)
+    try:
+        report = await _generate(case, release)
+    except (EngineError, RecordingError) as error:
+        raise CheckFailedError(
+            Reason.OUTPUT_MISMATCH, f"Case {case.name}: the engine gave no answer: {error}"
+        ) from error
     check_golden(
         report,
         case,

@@ -73,6 +73,14 @@ def check_golden(report: StreamReport, case: GoldenCase, *, dtype: str, device_c
     output = exact or nearest_output(case, dtype=dtype, device_class=device_class)
     tolerance = max(LOGPROB_TOLERANCE[output.dtype], LOGPROB_TOLERANCE[dtype])
     compared = len(output.ids) if exact else _comparable_length(report, output, tolerance)
+    if not compared:
+        raise CheckFailedError(
+            Reason.OUTPUT_MISMATCH,
+            f"Case {case.name}: the first id already differs from the one recorded in {output.dtype} on {output.device_class}; rounding "
+            f"may explain it, but then the case proves nothing here: record the release on {device_class} in {dtype} as well",
+            expected=show_ids(output.ids, 0),
+            observed=show_ids(report.ids, 0),
+        )
     _check_ids(report, output, case, compared)
     # Where ids are exact, another thread count may still move a logit by a unit; only more than a margin allows is wrong.
     _check_logprobs(report, output, case, tolerance * MARGIN_IN_TOLERANCES if exact else tolerance, compared)

@@ -40,6 +40,11 @@ class LoadedTokenizer(Protocol):
     @property
     def files(self) -> Iterable[LoadedFile]: ...
     @property
+    def compiled(self) -> str:
+        """Digest of what it does, wherever that came from."""
+        ...
+
+    @property
     def vocab_size(self) -> int: ...
     @property
     def bos_id(self) -> int | None: ...
@@ -73,7 +78,7 @@ def build_manifest(
 ) -> ReleaseManifest:
     """Describe the loaded release. Raises ``ManifestError`` when something declared was not loaded."""
     model_dir = Path(spec.model.path)
-    return ReleaseManifest(
+    manifest = ReleaseManifest(
         model=_model_part(spec, identity),
         adapters=AdaptersPart(adapters=_adapter_entries(spec, identity)),
         tokenizer=_tokenizer_part(spec, tokenizer),
@@ -93,6 +98,16 @@ def build_manifest(
             facts={**identity.runtime_facts, "chatTemplateOrigin": template.origin if template else None},
         ),
     )
+    _require_fingerprint(manifest)
+    return manifest
+
+
+def _require_fingerprint(manifest: ReleaseManifest) -> None:
+    """A file may hold what no canonical JSON does (NaN, a number beyond 2⁵³, half a surrogate pair, a very deep list)."""
+    try:
+        assert manifest.fingerprint
+    except ValueError as error:
+        raise ManifestError(f"The release holds a value that cannot be fingerprinted: {error}") from error
 
 
 def _model_part(spec: ServingSpec, identity: EngineIdentity) -> ModelPart:
@@ -109,7 +124,13 @@ def _tokenizer_part(spec: ServingSpec, tokenizer: LoadedTokenizer) -> TokenizerP
         source, revision = None, _files_digest(files)
     else:
         source, revision = _origin(spec.tokenizer.uri, spec.tokenizer.revision, files)
-    return TokenizerPart(source=source, revision=revision, files=files, vocab_size=tokenizer.vocab_size)
+    return TokenizerPart(
+        source=source,
+        revision=revision,
+        files=files,
+        compiled=tokenizer.compiled,
+        vocab_size=tokenizer.vocab_size,
+    )
 
 
 def _template_part(template: LoadedTemplate | None) -> ChatTemplatePart:

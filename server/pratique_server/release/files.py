@@ -49,6 +49,9 @@ TOKENIZER_JSON_FILES: Final[dict[str, tuple[str, ...]]] = {
 }
 TOKENIZER_BYTE_FILES: Final = ("merges.txt", "tokenizer.model")
 
+# What ``json.loads`` raises for bytes that are not JSON it can hold; the second for a text nested too deeply.
+JSON_ERRORS: Final = (ValueError, RecursionError)
+
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -77,7 +80,7 @@ def hash_json_bytes(name: str, content: bytes, omitted: Iterable[str] = ()) -> L
     fields = sorted(set(omitted))
     try:
         value = json.loads(content, object_pairs_hook=_distinct_keys)
-    except ValueError:
+    except JSON_ERRORS:
         value = None
     if not isinstance(value, dict):
         return LoadedFile(path=name, size=len(content), sha256=digest_bytes(content))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pratique_contract.manifest import SpecialTokensPart
 from pratique_server.release.errors import ManifestError
+from pratique_server.release.files import JSON_ERRORS
 
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
 MODEL_CONFIG_FILE: Final = "config.json"
@@ -53,11 +54,13 @@ def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    if path.stat().st_size > CONFIG_BYTES_MAX:
-        raise ManifestError(f"{path.name} is larger than {CONFIG_BYTES_MAX} bytes")
     try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ManifestError(f"{path.name} is larger than {CONFIG_BYTES_MAX} bytes")
         value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ManifestError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    except JSON_ERRORS as error:
         raise ManifestError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ManifestError(f"{path.name} holds a {type(value).__name__}, not an object")

@@ -8,6 +8,7 @@ from typing import Any, Final
 from pratique_server.engine.protocol import LoadedFile
 from pratique_server.release.errors import ManifestError
 from pratique_server.release.files import (
+    JSON_ERRORS,
     TOKENIZER_BYTE_FILES,
     TOKENIZER_JSON_FILES,
     hash_bytes_file,
@@ -49,7 +50,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 def _parse(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except JSON_ERRORS as error:
         raise ManifestError(f"{TOKENIZER_CONFIG_FILE} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ManifestError(f"{TOKENIZER_CONFIG_FILE} holds a {type(value).__name__}, not an object")

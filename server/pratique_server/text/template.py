@@ -15,6 +15,7 @@ from jinja2 import meta
 from pratique_contract import ServingSpec
 from pratique_contract.canonical import digest_bytes
 from pratique_server.errors import TemplateError
+from pratique_server.release.files import JSON_ERRORS
 from pratique_server.text.sandbox import Budget, BudgetExceededError, make_environment, render_within
 
 __all__ = ["ChatTemplate", "TemplateError", "load_chat_template"]
@@ -35,6 +36,10 @@ class ChatTemplate:
         self.text = text
         self.origin = origin
         environment = make_environment()
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TemplateError(f"The chat template is not valid Unicode: {_shorten(error)}") from error
         try:
             self._variables = meta.find_undeclared_variables(environment.parse(text))
             self._template = environment.from_string(text)
@@ -116,15 +121,14 @@ def _template_of_tokenizer_config(file: Path) -> str | None:
         return None
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, *JSON_ERRORS) as error:
         raise TemplateError(f"{file.name} cannot be read: {_shorten(error)}") from error
     value = config.get("chat_template") if isinstance(config, dict) else None
     if isinstance(value, str):
         return value
     if isinstance(value, list):  # several named templates; "default" is the one for plain chat
-        named = {entry["name"]: entry["template"] for entry in value if isinstance(entry, dict)}
-        default = named.get("default")
-        return default if isinstance(default, str) else None
+        named = [entry.get("template") for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        return named[-1] if named and isinstance(named[-1], str) else None
     return None
 
 

@@ -13,7 +13,11 @@ from typing import Any, Self
 
 from pratique_server.engine.protocol import LoadedFile
 from pratique_server.release.errors import ManifestError
+from pratique_server.release.files import hash_json_bytes
 from pratique_server.release.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+# Settings of the compiled tokenizer that ``encode`` and ``decode`` never use.
+_UNUSED_SETTINGS = ("truncation", "padding", "post_processor")
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
@@ -66,6 +70,12 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for, also when it is a fragment of a character."""
         return bytes(self._bytes_of(token_id))
+
+    @cached_property
+    def compiled(self) -> str:
+        """Digest of the compiled tokenizer. The library may read files that no list of names foresees (``vocab.txt``, one
+        named in ``fast_tokenizer_files``) and lets the folder's ``config.json`` choose the class: what came out is hashed."""
+        return hash_json_bytes("compiled", self._backend.to_str().encode(), _UNUSED_SETTINGS).sha256
 
     @cached_property
     def vocab_size(self) -> int:

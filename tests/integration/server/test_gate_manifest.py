@@ -10,14 +10,15 @@ import pytest
 
 from pratique_cli.specs import folder_spec
 from pratique_contract.manifest import PARTS, ReleaseManifest
-from pratique_contract.reasons import PART_REASONS
+from pratique_contract.reasons import PART_REASONS, Reason
 from pratique_contract.serving import ServingSpec
 from pratique_server.engine.identity import make_identity
 from pratique_server.engine.loader import load_model
 from pratique_server.engine.protocol import EngineIdentity, LoadedAdapter, LoadedFile
+from pratique_server.gate.offline import verify_release
 from pratique_server.release.builder import build_manifest
 from pratique_server.release.errors import ManifestError
-from pratique_server.release.offline import build_release
+from pratique_server.release.offline import build_release, record_release
 from pratique_server.text.template import load_chat_template
 from pratique_server.text.tokenizer import Tokenizer
 from tests.support import mutations
@@ -75,6 +76,13 @@ def _edit(name: str, **fields: Any) -> Mutation:
     return mutation
 
 
+def _choose_class(folder: Path) -> None:
+    """A tokenizer's folder with the ``config.json`` of another family: none of the hashed files differs."""
+    _edit("tokenizer_config.json", tokenizer_class=None)(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
+
+
 def _add_token(folder: Path) -> None:
     path = folder / "tokenizer.json"
     value = json.loads(path.read_text(encoding="utf-8"))
@@ -104,6 +112,27 @@ def test_each_fact_of_a_file_lies_in_one_part(
     mutation, parts = FILE_CHANGES[change]
     changed = _build(folder_spec(copy_of(tiny_model_dir, tmp_path / "copy", mutation)))
     assert _moved(base, changed) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"temperature": NaN}',
+        '{"temperature": 1e999}',
+        '{"seed": 18446744073709551616}',
+        '{"stop": "\\ud800"}',
+        '{"a": ' + "[" * 400 + "]" * 400 + "}",
+    ],
+)
+def test_a_value_that_no_manifest_can_hold_is_refused_with_a_sentence(
+    text: str, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Found while loading, where it becomes a verdict: later it would end the process, again and again."""
+    folder = copy_of(tiny_model_dir, tmp_path / "copy")
+    (folder / "generation_config.json").unlink()
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(ManifestError, match="cannot be fingerprinted"):
+        _build(folder_spec(folder))
 
 
 @pytest.mark.parametrize("name", mutations.HARMLESS)
@@ -140,6 +169,16 @@ SPEC_CHANGES: dict[str, tuple[Change, list[str]]] = {
 def test_each_declared_field_lies_in_one_part(change: str, base: ReleaseManifest, tiny_model_dir: Path) -> None:
     apply, parts = SPEC_CHANGES[change]
     assert _moved(base, _build(apply(folder_spec(tiny_model_dir)))) == parts
+
+
+@pytest.mark.req("R128")
+def test_a_tokenizer_that_another_class_compiles_moves_its_part(tiny_model_dir: Path, tmp_path: Path) -> None:
+    unnamed = copy_of(tiny_model_dir, tmp_path / "unnamed", _edit("tokenizer_config.json", tokenizer_class=None))
+    other = copy_of(tiny_model_dir, tmp_path / "other", _choose_class)
+    as_llama = _build(folder_spec(tiny_model_dir, tokenizer=unnamed))
+    as_qwen = _build(folder_spec(tiny_model_dir, tokenizer=other))
+    assert as_llama.tokenizer.files == as_qwen.tokenizer.files
+    assert _moved(as_llama, as_qwen) == ["tokenizer"]
 
 
 def test_a_tokenizer_of_its_own_with_the_same_files_moves_nothing(base: ReleaseManifest, tiny_model_dir: Path) -> None:
@@ -180,6 +219,17 @@ def test_adapters_are_described_as_loaded_and_a_declared_one_must_be_loaded(tiny
     assert _moved(build_manifest(spec, identity, tokenizer, template), loaded) == ["adapters"]
     (entry,) = loaded.adapters.adapters
     assert (entry.source, entry.revision, entry.lineage) == ("hf://example/quay", "2" * 40, {"base": "tiny"})
+
+
+def test_a_case_that_the_engine_refuses_is_a_failed_check(tiny_model_dir: Path) -> None:
+    """``release verify`` sends cases to the engine itself: what a server would answer 400 must not be a traceback."""
+    spec = folder_spec(tiny_model_dir)
+    record = asyncio.run(record_release(spec))
+    case = record.golden.cases[0].model_copy(update={"max_tokens": 10**6})
+    tampered = record.model_copy(update={"golden": record.golden.model_copy(update={"cases": (case,)})})
+    verdict = asyncio.run(verify_release(spec, tampered))
+    assert (verdict.result, verdict.reason) == ("Fail", Reason.OUTPUT_MISMATCH)
+    assert "the engine gave no answer" in verdict.message
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,37 @@ def test_an_output_must_have_one_entry_per_token() -> None:
         make_output(ids=(), logprobs=(), margins=(), usage=Usage(prompt_tokens=2, completion_tokens=0))
 
 
+@pytest.mark.parametrize("margin", [-5.0, 0.0, 0.49])
+def test_a_near_tie_is_no_golden_output(margin: float) -> None:
+    """On another device the gate excuses a difference at a near-tie: a record of near-ties would let any answer pass."""
+    with pytest.raises(ValueError, match=r"leads by less than 0\.5 nat proves nothing"):
+        make_output(margins=(1.0, margin, 1.0))
+
+
+@pytest.mark.parametrize("token", [-1, 2**31])
+def test_an_id_that_no_tokenizer_has_is_refused(token: int) -> None:
+    with pytest.raises(ValueError, match="ids"):
+        make_output(ids=(10, token, 2))
+
+
+@pytest.mark.parametrize("name", ["", "two words", "quay\nx", "⚓", "x" * 64])
+def test_a_name_must_fit_into_a_request_id(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        make_case(name=name)
+
+
+def test_a_name_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="the name 'greeting' is given twice"):
+        GoldenRecord(cases=(make_case(), make_case(max_tokens=4)))
+
+
+@pytest.mark.parametrize("value", ["1e999", str(2**60), '"\\ud800"', "[" * 300 + "]" * 300])
+def test_a_manifest_that_has_no_fingerprint_is_no_record(value: str) -> None:
+    text = make_record().to_json().replace('"generationDefaults":{', f'"generationDefaults":{{"odd":{value},')
+    with pytest.raises(RecordError, match="manifest cannot be fingerprinted"):
+        ReleaseRecord.from_json(text)
+
+
 def test_usage_must_count_the_prompt() -> None:
     with pytest.raises(ValueError, match=r"usage\.promptTokens is 2 but promptIds has 3 ids"):
         make_case(prompt_ids=(5, 6, 7))

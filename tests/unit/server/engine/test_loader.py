@@ -120,6 +120,8 @@ def test_a_changed_byte_changes_the_digest_of_that_file_only(folder: Path) -> No
         (lambda f: edit_config(f, dtype="float64"), "says dtype float64"),
         (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
         (lambda f: (f / "config.json").write_text("[]"), "one JSON object"),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), "not valid JSON"),
+        (lambda f: edit_config(f, architectures=5), "declares the architecture 5"),
         (lambda f: (f / "config.json").unlink(), "has no config.json"),
         (lambda f: (f / "model.safetensors").unlink(), "has neither"),
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "can run code"),
@@ -141,6 +143,7 @@ def test_refuses_a_folder_that_is_not_whole(folder: Path, break_it: Callable[[Pa
         (lambda f, m: write_index(f, m | {"x": "../../etc/x.safetensors"}), "in the same folder"),
         (lambda f, m: write_index(f, m | {"x": "weights.bin"}), "in the same folder"),
         (lambda f, m: (f / "model.safetensors.index.json").write_text("{}"), "not a valid index"),
+        (lambda f, m: (f / "model.safetensors.index.json").write_text("[" * 100_000), "not a valid index"),
     ],
 )
 def test_refuses_shards_that_contradict_their_index(

@@ -60,6 +60,13 @@ def test_a_truncated_file_is_named(file: Path, keep: int) -> None:
         read_safetensors(file)
 
 
+def test_no_memory_is_asked_for_what_the_file_does_not_hold(tmp_path: Path) -> None:
+    size = 2**60
+    header = {"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    with pytest.raises(LoadError, match="is truncated: it ends after"):
+        read_safetensors(write(tmp_path / "x.safetensors", header, b"\x00" * 8))
+
+
 def test_bytes_after_the_last_tensor_are_refused(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"x")
     with pytest.raises(LoadError, match="bytes after its last tensor"):
@@ -71,6 +78,8 @@ def test_bytes_after_the_last_tensor_are_refused(file: Path) -> None:
     [
         b"not json",
         b"[1]",
+        b"[" * 100_000,
+        {"t": {"dtype": "U8", "shape": [float("inf")], "data_offsets": [0, 1]}},
         {"t": {"dtype": "F8_XX", "shape": [1], "data_offsets": [0, 1]}},
         {"t": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}},
         {"t": {"dtype": "U8", "shape": [1]}},

@@ -65,6 +65,11 @@ def test_another_id_at_a_near_tie_ends_the_comparison() -> None:
     assert _reason(report, margins=(2.0, 3.9 * TOLERANCE, 2.0)) is None
 
 
+def test_a_case_of_which_nothing_can_be_compared_does_not_pass() -> None:
+    report = _report((12, 12, 2), (-0.1, -0.2, -0.3), "cc")
+    assert _reason(report, margins=(3.9 * TOLERANCE, 2.0, 2.0)) is Reason.OUTPUT_MISMATCH
+
+
 def test_a_difference_before_the_near_tie_still_fails() -> None:
     report = _report((12, 12, 2), (-0.1, -0.2, -0.3), "cc")
     assert _reason(report, margins=(2.0, 3.9 * TOLERANCE, 2.0)) is Reason.OUTPUT_MISMATCH

@@ -67,6 +67,23 @@ def test_an_id_that_is_none_is_refused(value: Any, tmp_path: Path) -> None:
         _read(tmp_path, generation={"eos_token_id": value})
 
 
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", b"\xff", "[]"])
+def test_a_file_that_is_no_object_is_refused(content: str | bytes, tmp_path: Path) -> None:
+    data = content.encode() if isinstance(content, str) else content
+    (tmp_path / "generation_config.json").write_bytes(data)
+    with pytest.raises(ManifestError, match=r"generation_config\.json"):
+        read_special_tokens(tmp_path, tokenizer=Ids(), context_limit=512)
+    (tmp_path / "tokenizer_config.json").write_bytes(data)
+    with pytest.raises(ManifestError, match=r"tokenizer_config\.json"):
+        read_tokenizer_files(tmp_path)
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").mkdir()
+    with pytest.raises(ManifestError, match="cannot be read: Is a directory"):
+        read_special_tokens(tmp_path, tokenizer=Ids(), context_limit=512)
+
+
 def test_a_flag_that_is_no_boolean_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": "yes"}')
     with pytest.raises(ManifestError, match="add_bos_token is 'yes', not true or false"):

@@ -148,7 +148,7 @@ def test_a_huge_template_message_is_cut() -> None:
     assert len(caught.value.message) < 400
 
 
-@pytest.mark.parametrize("template", ["{% if %}", "{{ x", "{% unknown %}", "{{ [1, 2] | random }}"])
+@pytest.mark.parametrize("template", ["{% if %}", "{{ x", "{% unknown %}", "{{ [1, 2] | random }}", "half \ud800"])
 def test_a_template_that_is_not_valid_is_refused_when_it_is_loaded(template: str) -> None:
     with pytest.raises(TemplateError, match="not valid"):
         ChatTemplate(template)

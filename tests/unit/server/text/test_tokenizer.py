@@ -1,6 +1,8 @@
 """Text to ids and back, piece by piece."""
 
+import json
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,6 +48,57 @@ def test_the_bytes_of_tokens_join_to_the_text(tiny_tokenizer: Tokenizer) -> None
         assert b"".join(tokenizer.token_bytes(token) for token in ids) == f"ship 船 {EMOJI_FAMILY} é".encode()
     assert byte_tokenizer().token_bytes(EOS) == b"<|im_end|>"
     assert byte_tokenizer().token_bytes(10_000) == b""
+
+
+def _write_word_pieces(folder: Path, words: str) -> None:
+    """A tokenizer of one file that no list of ours names."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *words.split()]))
+    _edit_config(folder, tokenizer_class="BertTokenizer", unk_token="[UNK]")
+
+
+def _name_another_file(folder: Path, normalizer: str | None) -> None:
+    """A file that the configuration names for this version of the library, beside an untouched ``tokenizer.json``."""
+    value = json.loads((folder / "tokenizer.json").read_text())
+    value["normalizer"] = normalizer and {"type": normalizer}
+    (folder / "tokenizer.4.0.0.json").write_text(json.dumps(value))
+    _edit_config(folder, fast_tokenizer_files=["tokenizer.4.0.0.json", "tokenizer.json"])
+
+
+def _let_the_model_choose(folder: Path, model_type: str) -> None:
+    """The folder's ``config.json`` chooses the class, and with it how text is split."""
+    _edit_config(folder, tokenizer_class=None)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+
+def _edit_config(folder: Path, **fields: object) -> None:
+    path = folder / "tokenizer_config.json"
+    value = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: item for name, item in value.items() if item is not None}))
+
+
+@pytest.mark.req("R128")
+@pytest.mark.parametrize(
+    ("write", "approved", "other"),
+    [
+        (_write_word_pieces, "ship enters port", "enters ship port"),
+        (_name_another_file, None, "Lowercase"),
+        (_let_the_model_choose, "llama", "qwen2"),
+    ],
+)
+def test_what_the_library_reads_and_nobody_hashed_still_shows(
+    write: Callable[[Path, object], None], approved: object, other: object, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    made = []
+    for name, variant in (("approved", approved), ("again", approved), ("other", other)):
+        folder = Path(shutil.copytree(tiny_model_dir, tmp_path / name))
+        write(folder, variant)
+        made.append(Tokenizer.load(folder))
+    first, again, changed = made
+    assert first.files == changed.files
+    text = "The ship ENTERS a port: e\u0301"
+    assert first.encode(text) != changed.encode(text)
+    assert first.compiled == again.compiled != changed.compiled
 
 
 @pytest.mark.parametrize("damage", ["missing", "no_files", "broken_json"])
