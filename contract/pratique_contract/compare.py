@@ -65,7 +65,8 @@ def compare_manifests(expected: ReleaseManifest, observed: ReleaseManifest) -> t
 
 def _field_differences(expected: Any, observed: Any, path: str = "") -> list[FieldDifference]:
     if isinstance(expected, dict) and isinstance(observed, dict):
-        keys = sorted({*expected, *observed})
+        # Files first: of all that a changed file moves, its name is what a person looks for.
+        keys = sorted({*expected, *observed}, key=lambda key: (key != "files", key))
         return [
             difference
             for key in keys

@@ -159,3 +159,11 @@ def test_several_wrong_parts_are_reported_in_the_gates_order() -> None:
 def test_every_part_has_a_reason_the_gate_may_give() -> None:
     assert tuple(PART_REASONS) == PARTS
     assert set(PART_REASONS.values()) <= GATE_REASONS
+
+
+def test_a_changed_file_is_named_before_what_else_it_moves() -> None:
+    changed = BASE.tokenizer.model_copy(
+        update={"files": (make_file("tokenizer.json", "other"),), "compiled": make_file("x", "other").sha256}
+    )
+    (difference,) = compare_manifests(BASE, BASE.model_copy(update={"tokenizer": changed}))
+    assert difference.fields[0].path.startswith("files[tokenizer.json]")
