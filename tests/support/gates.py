@@ -41,6 +41,7 @@ class ScriptedRenderer:
     """Joins contents; a word is tokenized by its letters' halves."""
 
     tokenizer = ScriptedTokenizer()
+    template_text = None
 
     def __init__(self, *, text: str | None = None, ids: list[int] | None = None) -> None:
         self._text, self._ids = text, ids

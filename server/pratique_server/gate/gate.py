@@ -41,6 +41,8 @@ class LoadedRenderer(ConversationRenderer, Protocol):
 
     @property
     def tokenizer(self) -> TokenDecoder: ...
+    @property
+    def template_text(self) -> str | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,7 @@ class Gate:
         return f"{len(record.golden.fixtures)} fixtures, {len(record.golden.cases)} golden cases"
 
     async def _check_manifest(self) -> str:
-        return check_manifest(self._approved.manifest, self._manifest)
+        return check_manifest(self._approved, self._manifest, template=self._renderer.template_text)
 
     async def _check_rendering(self) -> str:
         conversations = conversations_of(self._approved)

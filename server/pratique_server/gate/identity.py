@@ -6,12 +6,13 @@ loaded parts cannot be blamed before it is there); otherwise the first differing
 """
 
 from pratique_contract.canonical import short_digest
-from pratique_contract.compare import compare_manifests
+from pratique_contract.compare import PartDifference, compare_manifests
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ReleaseSpec
 from pratique_contract.verdict import Evidence
+from pratique_server.gate.differences import describe_character, first_difference, show_text
 from pratique_server.gate.errors import CheckFailedError
 
 
@@ -39,9 +40,10 @@ def require_record(release: ReleaseSpec, record: ReleaseRecord | None, problem: 
     return record
 
 
-def check_manifest(expected: ReleaseManifest, observed: ReleaseManifest) -> str:
-    """Raises ``CheckFailedError`` with the first differing part's reason; every differing field is evidence."""
-    differences = compare_manifests(expected, observed)
+def check_manifest(approved: ReleaseRecord, observed: ReleaseManifest, *, template: str | None) -> str:
+    """Raises ``CheckFailedError`` with the first differing part's reason; every differing field is evidence. ``template`` is
+    the loaded chat template's text, to show where it parts from the approved one."""
+    differences = compare_manifests(approved.manifest, observed)
     if not differences:
         return f"8 parts equal, fingerprint {observed.fingerprint}"
     first, *others = differences
@@ -50,7 +52,7 @@ def check_manifest(expected: ReleaseManifest, observed: ReleaseManifest) -> str:
     )
     raise CheckFailedError(
         first.reason,
-        f"{first.message}{also}",
+        f"{_sentence(first, approved.chat_template, template)}{also}",
         part=first.part,
         expected=first.expected,
         observed=first.observed,
@@ -59,6 +61,17 @@ def check_manifest(expected: ReleaseManifest, observed: ReleaseManifest) -> str:
             for part in differences
             for field in part.fields
         ),
+    )
+
+
+def _sentence(first: PartDifference, approved: str | None, loaded: str | None) -> str:
+    """A template's digest and length tell nobody what to mend; its first differing character does."""
+    if first.reason is not Reason.TEMPLATE_MISMATCH or approved is None or loaded is None:
+        return first.message
+    index = first_difference(approved, loaded) or 0
+    return (
+        f"chatTemplate: character {index} is {describe_character(loaded, index)} in {show_text(loaded, index)}, "
+        f"{describe_character(approved, index)} in {show_text(approved, index)} was approved"
     )
 
 

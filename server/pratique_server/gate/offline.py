@@ -59,7 +59,7 @@ async def _run_check(name: str, spec: ServingSpec, record: ReleaseRecord, releas
         require_record(spec.release, record, None)
         return f"{len(record.golden.fixtures)} fixtures, {len(record.golden.cases)} golden cases; HTTP not proved here"
     if name == "manifest":
-        return check_manifest(record.manifest, release.manifest)
+        return check_manifest(record, release.manifest, template=release.renderer.template_text)
     if name == "rendering":
         conversations = conversations_of(record)
         for conversation in conversations:

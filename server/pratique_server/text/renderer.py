@@ -24,6 +24,11 @@ class Renderer:
         self.template = template
         self.tokenizer = tokenizer
 
+    @property
+    def template_text(self) -> str | None:
+        """The template as it was loaded, or None when there is none."""
+        return None if self.template is None else self.template.text
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
