@@ -142,10 +142,16 @@ class _Exchange:
             self._started = True
             self.trace.status = message["status"]
             headers = [*message.get("headers", []), *self._own_headers()]
-            if self._state.status.draining and _CLOSE not in headers:
-                headers.append(_CLOSE)  # the client's next request must find another pod
+            # Draining: the client's next request must find another pod. Two lengths: a proxy that believed the other one would
+            # take the rest of the body for a second request (RFC 9112, 6.1).
+            if (self._state.status.draining or self._has_two_lengths) and _CLOSE not in headers:
+                headers.append(_CLOSE)
             message = {**message, "headers": headers}
         await self._send(message)
+
+    @property
+    def _has_two_lengths(self) -> bool:
+        return "content-length" in self.headers and "transfer-encoding" in self.headers
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         return [

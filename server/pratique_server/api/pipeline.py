@@ -2,6 +2,7 @@
 → context budget. Cheap and decisive checks first; nothing is reserved here.
 """
 
+import asyncio
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from pratique_server.errors import (
     RevisionMismatchError,
     ServerTimeoutError,
 )
+from pratique_server.text.renderer import Rendered
 
 TEMPERATURE_MIN = 1e-5
 PROBE_CACHE_SALT = "pratique-probe"
@@ -55,10 +57,10 @@ async def prepare_chat(
         raise RevisionMismatchError("This pod serves another model revision")
     api = read_chat_request(body, vocab_size=state.release.vocab_size, limits=state.limits)
     trace.stream = api.stream
-    rendered = await state.in_text_pool(lambda: state.renderer.render(api.messages))
+    deadline = compute_deadline(api, deadline_ms, state=state, arrived_at=trace.arrived_at)
+    rendered = await render_in_time(api, deadline, state=state)
     trace.prompt_tokens = len(rendered.ids)
     max_new_tokens = budget_tokens(api, prompt_tokens=len(rendered.ids), state=state)
-    deadline = compute_deadline(api, deadline_ms, state=state, arrived_at=trace.arrived_at)
     sampling = build_sampling(api, state.release)
     execution = ExecutionRequest(
         request_id=f"chatcmpl-{secrets.token_hex(12)}",
@@ -76,6 +78,15 @@ async def prepare_chat(
     trace.sampling = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     trace.deadline_ms = round((deadline.at - trace.arrived_at) * 1000)
     return PreparedChat(api=api, execution=execution, deadline=deadline)
+
+
+async def render_in_time(api: ApiRequest, deadline: Deadline, *, state: ApiState) -> Rendered:
+    """Messages to ids. Long prompts of others may be before this one in the text pool: the wait counts, and ends, as any other."""
+    try:
+        async with asyncio.timeout(deadline.at - state.clock()):
+            return await state.in_text_pool(lambda: state.renderer.render(api.messages))
+    except TimeoutError as error:
+        raise deadline.error() from error
 
 
 def check_model(name: str, state: ApiState) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -270,6 +271,21 @@ async def test_the_clients_deadline_before_the_first_token_is_408(source: str, s
     assert (response.status_code, response.json()["error"]["code"]) == (408, "deadline_exceeded")
     assert response.headers["x-should-retry"] == "false"
     assert len(api.engine.cancelled) == 1
+    assert_clean(api)
+
+
+@pytest.mark.req("R22")
+async def test_the_deadline_holds_while_others_prompts_are_tokenized() -> None:
+    """Two prompts of megabytes fill the text pool for seconds: whoever waits behind them still has its deadline."""
+    api = make_api([asyncio.Event()])
+    others = threading.Event()
+    for _ in range(api.state.limits.text_workers):
+        api.state.text_pool.submit(others.wait, 5)
+    try:
+        response = await asyncio.wait_for(api.chat({"deadline_ms": 50}), 2)
+    finally:
+        others.set()
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "deadline_exceeded")
     assert_clean(api)
 
 
