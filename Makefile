@@ -22,7 +22,7 @@ help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: up
-up: venv ## Cluster, images, operator and the example service; then one streamed answer (cold 20-35 min, warm under 3)
+up: venv ## Cluster, images, operator and the example service; then one streamed answer (cold 12-25 min, warm under 3)
 	@$(BIN)/python -m e2e.up
 
 .PHONY: down

@@ -176,7 +176,9 @@ def _token_scales(out: Path) -> "torch.Tensor":
 def _build_smollm2(out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # they would tear the lines of the step that calls this
     gguf = _fetch_smollm2_gguf(out)
     model = AutoModelForCausalLM.from_pretrained(
         out, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
