@@ -4,8 +4,10 @@ Both are made from pinned inputs, cached by content under ``$PRATIQUE_CACHE/mode
 the tree. The same inputs give the same bytes. ``python -m tests.support.models tiny|smollm2`` prints the folder.
 """
 
+import contextlib
 import hashlib
 import inspect
+import io
 import json
 import os
 import shutil
@@ -176,15 +178,14 @@ def _token_scales(out: Path) -> "torch.Tensor":
 def _build_smollm2(out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # they would tear the lines of the step that calls this
     gguf = _fetch_smollm2_gguf(out)
-    model = AutoModelForCausalLM.from_pretrained(
-        out, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
-    AutoTokenizer.from_pretrained(out, gguf_file=gguf.name).save_pretrained(out)
-    model.save_pretrained(out, safe_serialization=True)
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars would tear the lines of the step that calls this
+        model = AutoModelForCausalLM.from_pretrained(
+            out, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+        )
+        AutoTokenizer.from_pretrained(out, gguf_file=gguf.name).save_pretrained(out)
+        model.save_pretrained(out, safe_serialization=True)
     GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2).save_pretrained(out)
     gguf.unlink()
 
