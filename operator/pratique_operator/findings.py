@@ -90,6 +90,8 @@ def _loading(unready: list[PodFacts], snapshot: Snapshot) -> Finding:
     if told.hint is not None:
         return Finding(Reason.LOADING, f"pod {told.name} does not start: {told.hint}")
     assert snapshot.spec is not None
+    if told.verified:
+        return Finding(Reason.VERIFYING, f"pod {told.name} proved its release; the kubelet has not found it ready yet")
     state = "runs and has not told its verdict yet" if told.running else "is being started"
     return Finding(
         Reason.LOADING, f"pod {told.name} {state}; {len(unready)} of {snapshot.spec.replicas} pods are not ready"

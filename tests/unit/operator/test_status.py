@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pratique_contract import Reason
+from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.observe import Snapshot, rollout_state
 from pratique_operator.pods import Finding, PodFacts
@@ -140,6 +140,13 @@ def test_verdict_says_more_than_a_crash_and_parts_come_in_the_gates_order() -> N
     assert conditions(updating(crash, output, model))["Ready"] == ("False", "ModelMismatch")
     assert conditions(updating(crash, output))["Ready"] == ("False", "OutputMismatch")
     assert conditions(updating(crash))["Ready"] == ("False", "CrashLooping")
+
+
+def test_verified_pod_that_is_not_ready_yet_is_not_said_to_be_silent() -> None:
+    verdict = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved", checked_at=NOW)
+    snapshot = updating(make_pod(REV, "new", running=True, verdict=verdict))
+    assert conditions(snapshot)["Ready"] == ("False", "Verifying")
+    assert message(snapshot).startswith("pod new proved its release")
 
 
 def test_silent_pod_is_unknown_and_not_failed() -> None:
