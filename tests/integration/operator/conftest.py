@@ -34,6 +34,7 @@ from tests.integration.operator.recording import RecordingCluster
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 T = TypeVar("T")
+STILL_SECONDS = 2.5
 
 
 def kubeconfig() -> Path:
@@ -291,14 +292,18 @@ class World:
         return {**found, "self": self.service(name)["metadata"]["resourceVersion"]}
 
     def settle(self, name: str = "svc") -> dict[str, str]:
-        """The versions once they have stood still for a moment: controllers write their last word late."""
+        """The versions once they have stood still for ``STILL_SECONDS``: controllers write their last word late, and on a busy
+        machine the operator's answer to it comes later still."""
         seen = self.versions(name)
+        since = time.monotonic()
 
         def still() -> bool:
-            nonlocal seen
-            time.sleep(0.5)
+            nonlocal seen, since
+            time.sleep(0.25)
             before, seen = seen, self.versions(name)
-            return before == seen
+            if before != seen:
+                since = time.monotonic()
+            return time.monotonic() - since >= STILL_SECONDS
 
         eventually(still, what="nothing moves any more")
         return seen
