@@ -9,8 +9,8 @@ from pathlib import Path
 from e2e.cluster import gobuild
 from e2e.cluster.lifecycle import Context
 from e2e.cluster.pins import REPOSITORY, GoModule
-from e2e.cluster.progress import output, run
-from e2e.support.kube import environment, kubectl, kubectl_path
+from e2e.cluster.progress import run
+from e2e.support.kube import environment, kubectl
 
 NAMESPACE = "pratique-system"
 RELEASE = "pratique"
@@ -56,8 +56,3 @@ def install(context: Context) -> None:
             log=context.settings.logs / "helm.log",
             env=environment(),
         )
-
-
-def operator_pods() -> str:
-    """What a failure report shows."""
-    return output([kubectl_path(), "get", "pods", "-n", NAMESPACE, "-o", "wide"], env=environment())
