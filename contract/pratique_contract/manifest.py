@@ -183,6 +183,10 @@ class ReleaseManifest(ContractModel):
         value = self.to_json_value()
         return {part: digest_json(value[part]) for part in PARTS}
 
+    def describe(self) -> dict[str, Any]:
+        """The manifest as plain JSON types with its part digests and fingerprint, which its own JSON leaves to be derived."""
+        return {**self.to_json_value(), "digests": self.digests, "fingerprint": self.fingerprint}
+
     @cached_property
     def fingerprint(self) -> str:
         """``sha256:`` over the canonical JSON of the eight part digests."""

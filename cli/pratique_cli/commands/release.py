@@ -61,8 +61,7 @@ def build(
     if form is Format.TEXT:
         _write(_describe_manifest(manifest), output)
         return
-    value = {**manifest.to_json_value(), "digests": manifest.digests, "fingerprint": manifest.fingerprint}
-    _write(_to_text(value, form), output)
+    _write(_to_text(manifest.describe(), form), output)
 
 
 @app.command()
@@ -133,8 +132,7 @@ def show(
         return
     manifest = read_manifest(file)
     if form is not RecordFormat.TEXT:
-        value = {**manifest.to_json_value(), "digests": manifest.digests, "fingerprint": manifest.fingerprint}
-        print(_to_text(value, Format(form.value)), end="")
+        print(_to_text(manifest.describe(), Format(form.value)), end="")
         return
     print(_describe_manifest(manifest), end="")
 

@@ -87,7 +87,7 @@ class ManagementApp:
         manifest = self._status.manifest
         if manifest is None:
             return Answer(503, b"Loading: nothing is loaded yet\n")
-        return _json({**manifest.to_json_value(), "digests": manifest.digests, "fingerprint": manifest.fingerprint})
+        return _json(manifest.describe())
 
     def _metrics_text(self) -> Answer:
         return Answer(200, self._metrics.exposition(), PROMETHEUS)
