@@ -127,18 +127,8 @@ class EngineClient:
             self._unsent_cancels.append(frame)
 
     async def stats(self) -> EngineStats:
-        counts = self._stats
-        return EngineStats(
+        return self._stats.report(
             epoch=self._epoch,
-            running=counts.running,
-            waiting=counts.waiting,
-            waiting_tokens=counts.waiting_tokens,
-            blocks_total=counts.blocks_total,
-            blocks_free=counts.blocks_free,
-            blocks_cached=counts.blocks_cached,
-            blocks_used=counts.blocks_used,
-            preemptions=counts.preemptions,
-            steps=counts.steps,
             stale_outputs=self._stale + self._core_stale,
             heartbeat_age_seconds=time.monotonic() - self._heard_at,
         )

@@ -74,19 +74,7 @@ class LocalEngine:
                 self._engine.cancel(request_id)
 
     async def stats(self) -> EngineStats:
-        counts = self._engine.stats()
-        return EngineStats(
-            epoch=1,
-            running=counts.running,
-            waiting=counts.waiting,
-            waiting_tokens=counts.waiting_tokens,
-            blocks_total=counts.blocks_total,
-            blocks_free=counts.blocks_free,
-            blocks_cached=counts.blocks_cached,
-            blocks_used=counts.blocks_used,
-            preemptions=counts.preemptions,
-            steps=counts.steps,
-        )
+        return self._engine.stats().report(epoch=1)
 
     async def drain(self, deadline: float) -> None:
         self._draining = True

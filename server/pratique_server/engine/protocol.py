@@ -142,13 +142,6 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     adapters: list[LoadedAdapter] = []
 
 
-class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request would need: checked before anything is reserved."""
-
-    blocks: int
-    fits: bool
-
-
 class EngineError(Exception):
     """Base of what an engine raises."""
 

@@ -6,8 +6,9 @@
 from typing import Protocol
 
 import msgspec
+import msgspec.structs
 
-from pratique_server.engine.protocol import EngineError, EngineIdentity, ExecutionRequest, StepEvent
+from pratique_server.engine.protocol import EngineError, EngineIdentity, EngineStats, ExecutionRequest, StepEvent
 
 
 class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,15 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks_used: int = 0
     preemptions: int = 0
     steps: int = 0
+
+    def report(self, *, epoch: int, stale_outputs: int = 0, heartbeat_age_seconds: float = 0.0) -> EngineStats:
+        """The same counts with what only the caller knows."""
+        return EngineStats(
+            epoch=epoch,
+            stale_outputs=stale_outputs,
+            heartbeat_age_seconds=heartbeat_age_seconds,
+            **msgspec.structs.asdict(self),
+        )
 
 
 class StepEngine(Protocol):
