@@ -22,6 +22,8 @@ READYZ_PATH: Final = "/readyz"
 STARTUPZ_PATH: Final = "/startupz"
 VERDICT_PATH: Final = "/verdict"
 MANIFEST_PATH: Final = "/manifest"
+# POST: the release record of what this pod loaded, made by this pod.
+RECORD_API_PATH: Final = "/record"
 METRICS_PATH: Final = "/metrics"
 STATS_PATH: Final = "/stats"
 DRAIN_PATH: Final = "/drain"
@@ -33,6 +35,10 @@ RECORD_FILE: Final = "record.json"
 SERVING_PATH: Final = f"{CONFIG_DIR}/{SERVING_FILE}"
 RECORD_PATH: Final = f"{CONFIG_DIR}/{RECORD_FILE}"
 MODEL_MOUNT: Final = "/models"
+# The Secret with credentials for fetching: mounted into the fetching container only.
+CREDENTIALS_DIR: Final = "/etc/pratique-credentials"
+# Under TrustFirst: where the first pod's record appears once the operator has kept it.
+RECORDED_DIR: Final = "/etc/pratique-recorded"
 # What the kubelet shows as the container's termination message; the gate writes its verdict line here too.
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 

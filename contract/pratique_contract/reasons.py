@@ -11,6 +11,8 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     RECORD_MISSING = "RecordMissing"
     REVIEW_REQUIRED = "ReviewRequired"
+    REVIEW_PASSED = "ReviewPassed"
+    SIGNATURE_INVALID = "SignatureInvalid"
 
     MODEL_MISMATCH = "ModelMismatch"
     ADAPTER_MISMATCH = "AdapterMismatch"
@@ -27,7 +29,16 @@ class Reason(StrEnum):
     GOLDEN_MISSING = "GoldenMissing"
     ENGINE_UNREACHABLE = "EngineUnreachable"
 
+    # One code per cause that asks for another remedy; DownloadFailed is what none of them explains.
     DOWNLOAD_FAILED = "DownloadFailed"
+    DOWNLOAD_UNAUTHORIZED = "DownloadUnauthorized"
+    DOWNLOAD_NOT_FOUND = "DownloadNotFound"
+    DOWNLOAD_RATE_LIMITED = "DownloadRateLimited"
+    DOWNLOAD_TRUNCATED = "DownloadTruncated"
+    DOWNLOAD_CORRUPT = "DownloadCorrupt"
+    DOWNLOAD_STALLED = "DownloadStalled"
+    DISK_FULL = "DiskFull"
+    MOUNT_FAILED = "MountFailed"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     OUT_OF_MEMORY = "OutOfMemory"
     CRASH_LOOPING = "CrashLooping"
@@ -44,10 +55,13 @@ class Reason(StrEnum):
     SCALING_LIMITED = "ScalingLimited"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
 
-    # Not failures: a pod that has not reached its verdict yet, and one that passed it.
+    # Not failures: a pod that has not reached its verdict yet, and one that passed it (against an approved record, or
+    # under TrustFirst against the record of the first pod, which nobody has approved).
+    DOWNLOADING = "Downloading"
     LOADING = "Loading"
     VERIFYING = "Verifying"
     VERIFIED = "Verified"
+    RECORDED_NOT_APPROVED = "RecordedNotApproved"
 
 
 # The order is the order in which the gate reports: the earliest differing part is named first.
@@ -61,6 +75,20 @@ PART_REASONS: dict[str, Reason] = {
     "engine": Reason.ENGINE_MISMATCH,
     "servingFlags": Reason.FLAGS_MISMATCH,
 }
+
+# Why an artefact could not be fetched, as the fetching container says it.
+DOWNLOAD_REASONS: frozenset[Reason] = frozenset(
+    {
+        Reason.DOWNLOAD_FAILED,
+        Reason.DOWNLOAD_UNAUTHORIZED,
+        Reason.DOWNLOAD_NOT_FOUND,
+        Reason.DOWNLOAD_RATE_LIMITED,
+        Reason.DOWNLOAD_TRUNCATED,
+        Reason.DOWNLOAD_CORRUPT,
+        Reason.DOWNLOAD_STALLED,
+        Reason.DISK_FULL,
+    }
+)
 
 # Reasons a pod's own gate can give; everything else is the operator's observation. RecordMissing is both: the operator
 # gives it when the ConfigMap is absent, a pod when the record it was handed is of another release than the approved one.

@@ -10,6 +10,7 @@ from pratique_contract.canonical import canonical_json, digest_bytes
 from pratique_contract.golden import GoldenRecord
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.model import ContractModel
+from pratique_contract.review import Review
 
 RECORD_VERSION: Final = "pratique.dev/record/v1"
 
@@ -25,12 +26,13 @@ class RecordError(ValueError):
 
 class ReleaseRecord(ContractModel):
     """``chat_template`` repeats the template's text so that a mismatch can show the first differing character; it is
-    checked against the manifest's digest when the record is read."""
+    checked against the manifest's digest when the record is read. ``review`` says against which release this one was reviewed."""
 
     version: Literal["pratique.dev/record/v1"] = RECORD_VERSION
     manifest: ReleaseManifest
     golden: GoldenRecord = GoldenRecord()
     chat_template: str | None = None
+    review: Review | None = None
 
     @model_validator(mode="after")
     def _template_is_the_manifests(self) -> Self:
@@ -38,6 +40,12 @@ class ReleaseRecord(ContractModel):
             digest = digest_bytes(self.chat_template.encode())
             if digest != self.manifest.chat_template.sha256:
                 raise ValueError("chatTemplate is not the text that manifest.chatTemplate.sha256 names")
+        return self
+
+    @model_validator(mode="after")
+    def _review_is_of_this_release(self) -> Self:
+        if self.review is not None and self.review.candidate != self.manifest.fingerprint:
+            raise ValueError("review.candidate is not this release's fingerprint")
         return self
 
     @property

@@ -23,12 +23,14 @@ class AdapterSource(ContractModel):
 
 
 class ModelSource(ContractModel):
-    """A local folder that holds the model, and the declared place it came from."""
+    """A local folder that holds the model, and the declared place it came from. ``trust_remote_code`` lets the folder's own
+    Python files build the model; they are then part of the manifest."""
 
     path: str
     uri: str
     revision: str | None = None
     adapters: tuple[AdapterSource, ...] = ()
+    trust_remote_code: bool = False
 
 
 class TokenizerSource(ContractModel):
@@ -68,12 +70,40 @@ class EngineSpec(ContractModel):
     args: tuple[str, ...] = ()
 
 
+class ReverifySpec(ContractModel):
+    """Golden cases sent again while the pod is idle. After ``failures`` failed rounds in a row the verdict says so; only with
+    ``Unready`` does the pod leave the endpoints on this evidence alone. ``interval_seconds`` 0 switches it off."""
+
+    interval_seconds: float = Field(default=600.0, ge=0)
+    failures: int = Field(default=3, gt=0)
+    on_failure: Literal["Report", "Unready"] = "Report"
+
+
 class ReleaseSpec(ContractModel):
     """What was approved. With ``Enforce`` a missing record is a failure; ``record_path`` None means none was given."""
 
     fingerprint: Digest | None = None
     policy: Literal["Enforce", "TrustFirst"] = "Enforce"
     record_path: str | None = None
+    reverify: ReverifySpec = ReverifySpec()
+
+
+class DownloadSpec(ContractModel):
+    """How the fetching container gets what ``uri`` names (``sources.is_fetched``) into each source's ``path``.
+
+    ``credentials_path`` is a folder with one file per key of a Secret: ``token`` (hub, bearer), ``username`` and ``password``
+    (registry, https), ``accessKeyId``, ``secretAccessKey`` and ``sessionToken`` (S3), ``ca.crt``. A connection that gives fewer than
+    ``bytes_per_second_min`` over ``stall_seconds`` is dropped and resumed elsewhere; attempts are bounded.
+    """
+
+    hub_endpoint: str | None = None
+    s3_endpoint: str | None = None
+    s3_region: str | None = None
+    credentials_path: str | None = None
+    connections: int = Field(default=8, gt=0, le=64)
+    stall_seconds: float = Field(default=30.0, gt=0)
+    bytes_per_second_min: int = Field(default=1024, ge=0)
+    attempts: int = Field(default=5, gt=0)
 
 
 class LimitsSpec(ContractModel):
@@ -108,6 +138,7 @@ class ServingSpec(ContractModel):
     quantization: QuantizationSpec = QuantizationSpec()
     engine: EngineSpec = EngineSpec()
     release: ReleaseSpec = ReleaseSpec()
+    download: DownloadSpec = DownloadSpec()
     limits: LimitsSpec = LimitsSpec()
     drain: DrainSpec = DrainSpec()
     api_keys_path: str | None = None
