@@ -14,7 +14,7 @@ from pratique_contract.manifest import DType
 from pratique_contract.model import ContractModel
 from pratique_operator.errors import InvalidSpecError
 from pratique_operator.pod_types import KeyRef, LocalRef, PodTemplate
-from pratique_operator.schema import PositiveInt, Quantity, ShortText, cel, rules
+from pratique_operator.schema import ObjectName, PositiveInt, Quantity, ShortText, cel, rules
 
 REPLICAS_MAX: Final = 1000
 SERVICE_NAME_MAX: Final = 50
@@ -46,8 +46,25 @@ REFUSED_FLAGS: Final = (
 
 _URI_RULES = rules(
     cel(
-        "self.startsWith('pvc://') || self.startsWith('file://')",
-        "a model is read from pvc://CLAIM/PATH or file:///PATH; hf://, oci://, s3:// and https:// are not supported yet",
+        "self.matches('^(hf|oci|s3|https|pvc|file)://')",
+        "a source is hf://OWNER/NAME, oci://REGISTRY/REPOSITORY@sha256:DIGEST, s3://BUCKET/PREFIX, https://HOST/ARCHIVE.tar, "
+        "pvc://CLAIM/PATH or file:///PATH",
+    ),
+    cel(
+        "!self.startsWith('hf://') || self.matches('^hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$')",
+        "a repository of the hub is written hf://OWNER/NAME, its commit in revision",
+    ),
+    cel(
+        "!self.startsWith('oci://') || self.matches('^oci://[^/@ ]+/[^@ ]+@sha256:[0-9a-f]{64}$')",
+        "an artifact is written oci://REGISTRY/REPOSITORY@sha256:<64 digits>; a tag can move under a running service",
+    ),
+    cel(
+        "!self.startsWith('s3://') || self.matches('^s3://[a-z0-9][a-z0-9.-]+(/[^/]+)*/?$')",
+        "a bucket is written s3://BUCKET or s3://BUCKET/PREFIX",
+    ),
+    cel(
+        "!self.startsWith('https://') || self.matches('^https://[^/@?# ]+/[^?# ]+[.](tar|tar[.]gz|tgz)$')",
+        "an archive is written https://HOST/PATH.tar (or .tar.gz, .tgz), without credentials and query; its digest in revision",
     ),
     cel(
         "!self.startsWith('pvc://') || self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$')",
@@ -59,6 +76,19 @@ _URI_RULES = rules(
     ),
     cel("!self.matches('(^|/)[.][.]?(/|$)')", "a path may not contain . or .. segments"),
 )
+# On whatever has both fields: a source that can move needs the revision that cannot.
+_PINNED_RULES = rules(
+    cel(
+        "!self.uri.startsWith('hf://') || (has(self.revision) && self.revision.matches('^[0-9a-f]{40}$'))",
+        "hf:// needs revision, the 40-digit commit",
+        fieldPath=".revision",
+    ),
+    cel(
+        "!self.uri.startsWith('https://') || (has(self.revision) && self.revision.startsWith('sha256:'))",
+        "https:// needs revision, the sha256: digest of the archive",
+        fieldPath=".revision",
+    ),
+)
 _REVISION_RULES = rules(
     cel(
         "self.matches('^([0-9a-f]{40}|sha256:[0-9a-f]{64})$')",
@@ -66,26 +96,102 @@ _REVISION_RULES = rules(
     )
 )
 
+Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/@?# ]+(/[^?# ]*)?$", max_length=512)]
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=URI_MAX), Field(json_schema_extra=_URI_RULES)]
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=128), Field(json_schema_extra=_REVISION_RULES)]
+
+
+class AdapterSpec(ContractModel):
+    """A LoRA adapter. Their order is the order in which they are merged."""
+
+    model_config = ConfigDict(json_schema_extra=_PINNED_RULES)
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=40)]
+    uri: Uri
+    revision: Revision | None = None
+    mode: Literal["Merged"] = Field(
+        default="Merged", description="Merged into the weights at load. Only Merged so far."
+    )
 
 
 class ModelSpec(ContractModel):
     """Where the model lies and under which name it is served."""
 
-    uri: Uri = Field(description="pvc://CLAIM/PATH, or file:///PATH on the node where the operator allows it.")
+    model_config = ConfigDict(json_schema_extra=_PINNED_RULES)
+
+    uri: Uri = Field(
+        description="hf://, oci://, s3:// and https:// are fetched before the server starts (see download); pvc://CLAIM/PATH, and "
+        "file:///PATH on the node where the operator allows it, are mounted."
+    )
     revision: Revision | None = Field(
         default=None, description="Immutable revision of the source: a commit or a digest. A branch is refused."
     )
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
         default=None, description="Model name in the API. Default: the service's own name."
     )
+    adapters: tuple[AdapterSpec, ...] | None = Field(
+        default=None,
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    trust_remote_code: bool = Field(
+        default=False,
+        description="Let Python files of the model's own folder build it. They become part of the release. Default false.",
+    )
 
 
 class TokenizerSpec(ContractModel):
     """A tokenizer that is not the model's own."""
 
-    uri: Uri = Field(description="pvc://CLAIM/PATH or file:///PATH.")
+    model_config = ConfigDict(json_schema_extra=_PINNED_RULES)
+
+    uri: Uri = Field(description="As model.uri.")
+    revision: Revision | None = Field(default=None, description="As model.revision.")
+
+
+class EmptyDirCache(ContractModel):
+    """Space on the pod's node; each pod fetches for itself and again after it was moved."""
+
+    size_limit: Quantity | None = Field(default=None, description="For example 20Gi. Default: as much as the node has.")
+
+
+class CacheSpec(ContractModel):
+    """The volume fetched files are kept on. Pods that share it fetch a source once."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "(has(self.claimName) ? 1 : 0) + (has(self.hostPath) ? 1 : 0) + (has(self.emptyDir) ? 1 : 0) == 1",
+                "cache needs exactly one of claimName, hostPath and emptyDir",
+            )
+        )
+    )
+
+    claim_name: ObjectName | None = Field(default=None, description="A PersistentVolumeClaim of the namespace.")
+    host_path: Annotated[str, StringConstraints(pattern=r"^(/[^/]+)+$", max_length=512)] | None = Field(
+        default=None, description="A folder of the node, where the operator allows file sources."
+    )
+    empty_dir: EmptyDirCache | None = None
+
+
+class DownloadSpec(ContractModel):
+    """How sources that are not mounted get to the pod. Only the fetching container has the credentials and the network."""
+
+    cache: CacheSpec | None = Field(default=None, description="Default: an emptyDir.")
+    credentials_secret_ref: LocalRef | None = Field(
+        default=None,
+        description="Secret with any of token, username, password, accessKeyId, secretAccessKey, sessionToken, ca.crt.",
+    )
+    hub_endpoint: Endpoint | None = Field(default=None, description="A mirror of the hub. Default: the hub itself.")
+    s3_endpoint: Endpoint | None = Field(default=None, description="Default: the public service of the region.")
+    s3_region: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$", max_length=64)] | None = None
+    connections: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        default=None, description="Files or parts fetched at once. Default 8."
+    )
+    stall_seconds: Annotated[int, Field(ge=1, le=3600)] | None = Field(
+        default=None,
+        description="A connection that gives next to nothing for this long is dropped and resumed. Default 30.",
+    )
 
 
 class ChatTemplateSpec(ContractModel):
@@ -110,7 +216,10 @@ class ChatTemplateSpec(ContractModel):
 class QuantizationSpec(ContractModel):
     """Numeric format of the weights."""
 
-    method: Literal["None"] = Field(default="None", description="Only None so far.")
+    method: Literal["None", "Int8WeightOnly"] = Field(
+        default="None",
+        description="Int8WeightOnly: linear layers as int8 with a scale per output channel, made at load.",
+    )
     dtype: DType | None = Field(default=None, description="Default: the type the checkpoint was saved in.")
 
 
@@ -176,22 +285,76 @@ class EngineSpec(ContractModel):
     )
 
 
+class SignatureSpec(ContractModel):
+    """The public key the record's signature (record.json.sig beside record.json) must verify with: PEM, ed25519."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "has(self.configMapKeyRef) != has(self.secretKeyRef)",
+                "signature needs exactly one of configMapKeyRef and secretKeyRef",
+            )
+        )
+    )
+
+    config_map_key_ref: KeyRef | None = None
+    secret_key_ref: KeyRef | None = None
+
+
+class ReverifySpec(ContractModel):
+    """Golden cases sent again while a pod is idle."""
+
+    interval_seconds: Annotated[int, Field(ge=0, le=86400)] = Field(
+        default=600, description="Between two rounds; 0 switches them off. Default 600."
+    )
+    failures: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=3, description="Failed rounds in a row until it counts. Default 3."
+    )
+    on_failure: Literal["Report", "Unready"] = Field(
+        default="Report",
+        description="Report says so in the status; Unready also takes the pod out of the endpoints, the last one too.",
+    )
+
+
 class ReleaseSpec(ContractModel):
     """What was approved."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "!has(self.recordRef) || has(self.fingerprint)",
+                "recordRef needs fingerprint: without it whatever record the ConfigMap holds would be the approved one "
+                "(pratique release stamp writes it)",
+                fieldPath=".fingerprint",
+            ),
+            cel(
+                "!has(self.signature) || has(self.recordRef)",
+                "signature is that of the record in recordRef",
+                fieldPath=".signature",
+            ),
+        )
+    )
+
     fingerprint: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN, max_length=71)] | None = Field(
-        default=None,
-        description="Fingerprint of the approved release; pratique release stamp writes it. Without it whatever record "
-        "recordRef holds is the approved one.",
+        default=None, description="Fingerprint of the approved release; pratique release stamp writes it."
     )
     record_ref: LocalRef | None = Field(
         default=None,
         description="ConfigMap with the release record under record.json; pratique release record makes it. Without it "
-        "no pod becomes ready (GoldenMissing).",
+        "no pod becomes ready (GoldenMissing), unless the policy is TrustFirst.",
     )
-    policy: Literal["Enforce"] = Field(
-        default="Enforce", description="Enforce: a pod that cannot prove to be the approved release takes no traffic."
+    policy: Literal["Enforce", "TrustFirst"] = Field(
+        default="Enforce",
+        description="Enforce: a pod that cannot prove to be the approved release takes no traffic. TrustFirst, without a record: "
+        "the first pod that agrees with itself is recorded, later pods must match it, and the status says that nobody approved it.",
     )
+    review_policy: Literal["Block", "Warn"] = Field(
+        default="Warn",
+        description="When a candidate differs from the serving release and its record holds no passed review of the two: Block "
+        "starts no pod of it (ReviewRequired), Warn says so. Default Warn.",
+    )
+    signature: SignatureSpec | None = None
+    reverify: ReverifySpec | None = None
 
 
 class RolloutSpec(ContractModel):
@@ -264,6 +427,7 @@ class InferenceServiceSpec(ContractModel):
     quantization: QuantizationSpec = QuantizationSpec()
     engine: EngineSpec = EngineSpec()
     release: ReleaseSpec = ReleaseSpec()
+    download: DownloadSpec | None = None
     replicas: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = Field(
         default=1, description="Pods of the serving revision. 0 stops them all: nothing serves. Default 1."
     )
