@@ -22,7 +22,10 @@ READYZ_PATH: Final = "/readyz"
 STARTUPZ_PATH: Final = "/startupz"
 VERDICT_PATH: Final = "/verdict"
 MANIFEST_PATH: Final = "/manifest"
-# POST: the release record of what this pod loaded, made by this pod.
+# The release record of what this pod loaded, once its verdict has passed: the one it was given, else one it makes itself. GET asks;
+# POST asks too and starts the making, which a pod without a record under TrustFirst starts by itself. 200: the record's own bytes
+# (canonical JSON). 202: it is being made, ask again. 409: there is none, and asking again will not help (not verified, too large for
+# a ConfigMap, no clear golden case). All but 200 answer {"message": sentence}.
 RECORD_API_PATH: Final = "/record"
 METRICS_PATH: Final = "/metrics"
 STATS_PATH: Final = "/stats"
