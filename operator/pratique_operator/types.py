@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from pratique_contract.canonical import DIGEST_PATTERN
 from pratique_contract.manifest import DType
 from pratique_contract.model import ContractModel
+from pratique_contract.sources import FETCHED_SCHEMES
 from pratique_operator.errors import InvalidSpecError
 from pratique_operator.pod_types import KeyRef, LocalRef, PodTemplate
 from pratique_operator.schema import ObjectName, PositiveInt, Quantity, ShortText, cel, rules
@@ -88,6 +89,11 @@ _PINNED_RULES = rules(
         "https:// needs revision, the sha256: digest of the archive",
         fieldPath=".revision",
     ),
+    cel(
+        "!self.uri.startsWith('oci://') || !has(self.revision) || self.uri.endsWith('@' + self.revision)",
+        "the revision of an artifact is the digest in its address; leave it out or repeat it",
+        fieldPath=".revision",
+    ),
 )
 _REVISION_RULES = rules(
     cel(
@@ -95,6 +101,8 @@ _REVISION_RULES = rules(
         "a revision is a 40-digit commit or sha256:<64 digits>; a branch or tag can move under a running service",
     )
 )
+
+_FETCHED: Final = f"^({'|'.join(FETCHED_SCHEMES)})://"
 
 Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/@?# ]+(/[^?# ]*)?$", max_length=512)]
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=URI_MAX), Field(json_schema_extra=_URI_RULES)]
@@ -420,6 +428,18 @@ class DrainSpec(ContractModel):
 
 class InferenceServiceSpec(ContractModel):
     """What is to be served and how."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                f"!has(self.download) || self.model.uri.matches({_FETCHED!r})"
+                f" || (has(self.tokenizer) && self.tokenizer.uri.matches({_FETCHED!r}))"
+                f" || (has(self.model.adapters) && self.model.adapters.exists(a, a.uri.matches({_FETCHED!r})))",
+                "nothing is fetched: download is for hf://, oci://, s3:// and https:// sources",
+                fieldPath=".download",
+            )
+        )
+    )
 
     model: ModelSpec
     tokenizer: TokenizerSpec | None = None

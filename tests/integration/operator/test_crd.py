@@ -12,15 +12,85 @@ from tests.integration.operator.conftest import World
 pytestmark = pytest.mark.integration
 
 MODEL = {"uri": "pvc://models/x"}
+COMMIT, DIGEST = "a" * 40, "sha256:" + "b" * 64
+HUB = {"uri": "hf://owner/name", "revision": COMMIT}
+
+
+def fetched(**download: Any) -> dict[str, Any]:
+    return {"model": HUB, "download": download}
+
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no model": ({}, "spec.model", "Required value"),
-    "unknown scheme": ({"model": {"uri": "hf://a/b"}}, "spec.model.uri", "not supported yet"),
+    "unknown scheme": ({"model": {"uri": "ftp://a/b"}}, "spec.model.uri", "a source is hf://OWNER/NAME"),
+    "no scheme": ({"model": {"uri": "owner/name"}}, "spec.model.uri", "a source is hf://OWNER/NAME"),
+    "hub without owner": ({"model": {**HUB, "uri": "hf://name"}}, "spec.model.uri", "hf://OWNER/NAME"),
+    "hub with its commit in the address": (
+        {"model": {**HUB, "uri": "hf://owner/name@main"}},
+        "spec.model.uri",
+        "its commit in revision",
+    ),
+    "hub without commit": ({"model": {"uri": "hf://a/b"}}, "spec.model.revision", "hf:// needs revision"),
+    "hub with a digest": ({"model": {**HUB, "revision": DIGEST}}, "spec.model.revision", "40-digit commit"),
+    "artifact by tag": ({"model": {"uri": "oci://host/a:1"}}, "spec.model.uri", "@sha256:<64 digits>"),
+    "artifact with two digests": (
+        {"model": {"uri": f"oci://host/a@{DIGEST}", "revision": "sha256:" + "c" * 64}},
+        "spec.model.revision",
+        "is the digest in its address",
+    ),
+    "archive without digest": ({"model": {"uri": "https://h/m.tar"}}, "spec.model.revision", "https:// needs revision"),
+    "archive of another kind": (
+        {"model": {"uri": "https://h/m.zip", "revision": DIGEST}},
+        "spec.model.uri",
+        "https://HOST/PATH.tar",
+    ),
+    "archive with a token in it": (
+        {"model": {"uri": "https://h/m.tar?token=x", "revision": DIGEST}},
+        "spec.model.uri",
+        "without credentials and query",
+    ),
+    "bucket": ({"model": {"uri": "s3://A_B/x"}}, "spec.model.uri", "s3://BUCKET/PREFIX"),
+    "adapter without commit": (
+        {"model": {**MODEL, "adapters": [{"name": "a", "uri": "hf://a/b"}]}},
+        "spec.model.adapters[0].revision",
+        "hf:// needs revision",
+    ),
+    "adapter twice": (
+        {"model": {**MODEL, "adapters": [{"name": "a", "uri": "pvc://m/a"}, {"name": "a", "uri": "pvc://m/b"}]}},
+        "spec.model.adapters",
+        "duplicate entries",
+    ),
+    "adapter name": (
+        {"model": {**MODEL, "adapters": [{"name": "A/b", "uri": "pvc://m/a"}]}},
+        "spec.model.adapters[0].name",
+        "should match",
+    ),
+    "adapter applied per request": (
+        {"model": {**MODEL, "adapters": [{"name": "a", "uri": "pvc://m/a", "mode": "PerRequest"}]}},
+        "spec.model.adapters[0].mode",
+        "Merged",
+    ),
+    "two caches": (fetched(cache={"claimName": "c", "emptyDir": {}}), "spec.download.cache", "exactly one"),
+    "no cache": (fetched(cache={}), "spec.download.cache", "exactly one"),
+    "cache size": (
+        fetched(cache={"emptyDir": {"sizeLimit": "big"}}),
+        "spec.download.cache.emptyDir.sizeLimit",
+        "match",
+    ),
+    "relative cache": (fetched(cache={"hostPath": "models"}), "spec.download.cache.hostPath", "should match"),
+    "endpoint": (fetched(hubEndpoint="hub.example"), "spec.download.hubEndpoint", "should match"),
+    "no connections": (fetched(connections=0), "spec.download.connections", "greater than or equal to 1"),
+    "download of nothing": ({"model": MODEL, "download": {"connections": 2}}, "spec.download", "nothing is fetched"),
     "bad claim": ({"model": {"uri": "pvc://Bad_Claim"}}, "spec.model.uri", "pvc://CLAIM"),
     "relative folder": ({"model": {"uri": "file://models"}}, "spec.model.uri", "file:///ABSOLUTE/PATH"),
     "parent segment": ({"model": {"uri": "file:///models/../etc"}}, "spec.model.uri", "segments"),
     "branch": ({"model": {**MODEL, "revision": "main"}}, "spec.model.revision", "can move"),
-    "tokenizer scheme": ({"model": MODEL, "tokenizer": {"uri": "s3://a"}}, "spec.tokenizer.uri", "not supported yet"),
+    "tokenizer scheme": ({"model": MODEL, "tokenizer": {"uri": "s4://a"}}, "spec.tokenizer.uri", "a source is"),
+    "tokenizer without commit": (
+        {"model": MODEL, "tokenizer": {"uri": "hf://a/b"}},
+        "spec.tokenizer.revision",
+        "hf:// needs revision",
+    ),
     "two templates": (
         {"model": MODEL, "chatTemplate": {"inline": "x", "configMapKeyRef": {"name": "a", "key": "b"}}},
         "spec.chatTemplate",
@@ -54,6 +124,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "greater than or equal to 1",
     ),
     "fingerprint": ({"model": MODEL, "release": {"fingerprint": "sha256:x"}}, "spec.release.fingerprint", "sha256"),
+    "record without fingerprint": (
+        {"model": MODEL, "release": {"recordRef": {"name": "r"}}},
+        "spec.release.fingerprint",
+        "recordRef needs fingerprint",
+    ),
+    "signature without record": (
+        {"model": MODEL, "release": {"signature": {"secretKeyRef": {"name": "s", "key": "k"}}}},
+        "spec.release.signature",
+        "that of the record in recordRef",
+    ),
+    "signature without key": (
+        {"model": MODEL, "release": {"fingerprint": DIGEST, "recordRef": {"name": "r"}, "signature": {}}},
+        "spec.release.signature",
+        "exactly one of configMapKeyRef and secretKeyRef",
+    ),
+    "review policy": ({"model": MODEL, "release": {"reviewPolicy": "Hope"}}, "spec.release.reviewPolicy", "Block"),
+    "re-verification": (
+        {"model": MODEL, "release": {"reverify": {"failures": 0}}},
+        "spec.release.reverify.failures",
+        "greater than or equal to 1",
+    ),
     "policy": ({"model": MODEL, "release": {"policy": "Hope"}}, "spec.release.policy", "Enforce"),
     "negative replicas": ({"model": MODEL, "replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     "canary": ({"model": MODEL, "rollout": {"strategy": "Canary"}}, "spec.rollout.strategy", "Rolling"),
@@ -104,7 +195,7 @@ def test_full_spec_is_accepted(bare: World) -> None:
         model={"uri": "pvc://models/llama/8b", "revision": "a" * 40, "name": "llama"},
         tokenizer={"uri": "pvc://models/tokenizer"},
         chatTemplate={"inline": "{{ messages }}"},
-        quantization={"method": "None", "dtype": "BF16"},
+        quantization={"method": "Int8WeightOnly", "dtype": "BF16"},
         engine={
             "name": "Torch",
             "image": "host:5000/a/b@sha256:" + "a" * 64,
@@ -114,7 +205,14 @@ def test_full_spec_is_accepted(bare: World) -> None:
             "kvCache": {"memory": "2Gi", "blockSize": 16, "dtype": "BF16"},
             "args": ["--seed=1"],
         },
-        release={"fingerprint": "sha256:" + "b" * 64, "recordRef": {"name": "r"}, "policy": "Enforce"},
+        release={
+            "fingerprint": DIGEST,
+            "recordRef": {"name": "r"},
+            "policy": "Enforce",
+            "reviewPolicy": "Block",
+            "signature": {"configMapKeyRef": {"name": "keys", "key": "release.pub"}},
+            "reverify": {"intervalSeconds": 0, "failures": 2, "onFailure": "Unready"},
+        },
         replicas=2,
         rollout={"strategy": "Recreate", "progressDeadlineSeconds": 60, "revisionHistoryLimit": 0, "paused": False},
         auth={"apiKeySecretRef": {"name": "keys"}},
@@ -134,6 +232,43 @@ def test_full_spec_is_accepted(bare: World) -> None:
             },
         },
     )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        HUB,
+        {"uri": f"oci://registry.example:5000/models/a@{DIGEST}"},
+        {"uri": f"oci://registry.example/a@{DIGEST}", "revision": DIGEST},
+        {"uri": "s3://bucket"},
+        {"uri": "s3://bucket.name/some/prefix/", "revision": DIGEST},
+        {"uri": "https://host.example:8443/path/model.tar.gz", "revision": DIGEST},
+    ],
+    ids=lambda source: str(source["uri"]).partition(":")[0],
+)
+def test_every_fetched_source_is_accepted_wherever_a_source_stands(bare: World, source: dict[str, Any]) -> None:
+    bare.create(
+        model={**source, "adapters": [{"name": "style", **source, "mode": "Merged"}], "trustRemoteCode": True},
+        tokenizer=source,
+        download={
+            "cache": {"emptyDir": {"sizeLimit": "20Gi"}},
+            "credentialsSecretRef": {"name": "hub"},
+            "hubEndpoint": "https://mirror.example/hub",
+            "s3Endpoint": "http://minio.storage:9000",
+            "s3Region": "eu-west-1",
+            "connections": 16,
+            "stallSeconds": 60,
+        },
+    )
+
+
+@pytest.mark.parametrize("cache", [{"claimName": "models"}, {"hostPath": "/var/lib/models"}, {"emptyDir": {}}])
+def test_every_cache_is_accepted_and_one_fetched_source_is_enough_for_it(bare: World, cache: dict[str, Any]) -> None:
+    bare.create(tokenizer=HUB, download={"cache": cache})
+
+
+def test_trust_first_is_accepted_without_a_record(bare: World) -> None:
+    bare.create(release={"policy": "TrustFirst", "reviewPolicy": "Warn"})
 
 
 def test_only_replicas_is_defaulted_in_the_stored_object(bare: World) -> None:
