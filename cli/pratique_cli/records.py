@@ -1,9 +1,11 @@
 """Read, wrap and stamp release records and manifests: everything of ``pratique release`` that needs no model."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from pratique_cli.errors import CliError
+from pratique_cli.errors import EXIT_USAGE, CliError
 from pratique_cli.specs import is_service, read_documents, read_text
 
 if TYPE_CHECKING:
@@ -13,14 +15,88 @@ if TYPE_CHECKING:
 RECORD_REF_SUFFIX: Final = "-release"
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordText:
+    """A record with the very text it was read from (what a signature is of), the signature beside it, and its ConfigMap's name."""
+
+    record: "ReleaseRecord"
+    text: str
+    signature: str | None = None
+    name: str | None = None
+    from_config_map: bool = False
+
+    @classmethod
+    def of(cls, record: "ReleaseRecord", *, name: str | None = None) -> Self:
+        """The text in which a new record is written; raises ``CliError`` when it is too large."""
+        from pratique_contract.record import RecordError
+
+        try:
+            return cls(record=record, text=f"{record.to_json()}\n", name=name)
+        except RecordError as error:
+            raise CliError(str(error)) from error
+
+    def signed(self, signature: str) -> Self:
+        return replace(self, signature=signature)
+
+    def named(self, name: str | None, *, service: Path | None) -> Self:
+        """With the name that ``recordRef`` has: given, the service's, or that of the ConfigMap it came from."""
+        from pratique_cli.specs import read_service
+
+        chosen = name or (None if service is None else record_ref_of(read_service(service))) or self.name
+        if chosen is None:
+            raise CliError("Name the ConfigMap as recordRef does: --name, or --service FILE", code=EXIT_USAGE)
+        return replace(self, name=chosen)
+
+    def config_map(self, *, immutable: bool) -> dict[str, Any]:
+        """The object that ``spec.release.recordRef`` names, with the signature when there is one."""
+        from pratique_contract import constants
+
+        data = {constants.RECORD_FILE: self.text}
+        if self.signature is not None:
+            data[constants.RECORD_SIGNATURE_FILE] = self.signature
+        annotations = {constants.ANNOTATION_FINGERPRINT: self.record.fingerprint}
+        config_map: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": self.name, "annotations": annotations},
+            "data": data,
+        }
+        return {**config_map, "immutable": True} if immutable else config_map
+
+
+def map_name(service: str) -> str:
+    """The ConfigMap that holds a service's record unless the service says otherwise."""
+    return f"{service}{RECORD_REF_SUFFIX}"
+
+
+def record_ref_of(service: Mapping[str, Any]) -> str:
+    """The name of the ConfigMap that a service refers to, or would."""
+    release = (service.get("spec") or {}).get("release") or {}
+    named = (release.get("recordRef") or {}).get("name")
+    return str(named or map_name(service["metadata"]["name"]))
+
+
 def read_record(path: Path) -> "ReleaseRecord":
     """A record file, or the ConfigMap that carries one (YAML or JSON); raises ``CliError``."""
+    return read_record_text(path).record
+
+
+def read_record_text(path: Path) -> RecordText:
+    """As ``read_record``, with the text as it stands there and the signature beside it."""
     from pratique_contract.record import RecordError, ReleaseRecord
 
+    found = read_source(path)
     try:
-        return ReleaseRecord.from_json(_record_text(path))
+        record = ReleaseRecord.from_json(found.text)
     except RecordError as error:
         raise CliError(f"{path}: {error}") from error
+    return RecordText(
+        record=record,
+        text=found.text,
+        signature=found.signature,
+        name=found.name,
+        from_config_map=found.name is not None,
+    )
 
 
 def read_manifest(path: Path) -> "ReleaseManifest":
@@ -31,7 +107,7 @@ def read_manifest(path: Path) -> "ReleaseManifest":
 
     from pratique_contract.manifest import ReleaseManifest
 
-    text = _record_text(path)
+    text = read_source(path).text
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -49,31 +125,32 @@ def read_manifest(path: Path) -> "ReleaseManifest":
         raise CliError(f"{path} is neither a release record nor a manifest: {field}: {first['msg']}") from error
 
 
-def _record_text(path: Path) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a file holds before it is understood. ``name`` is the ConfigMap's, None for a plain file."""
+
+    text: str
+    signature: str | None
+    name: str | None = None
+
+
+def read_source(path: Path) -> Source:
+    """The record's or manifest's text in a file or in the ConfigMap that a file describes; raises ``CliError``."""
+    from pratique_contract.constants import RECORD_FILE, RECORD_SIGNATURE_FILE
+    from pratique_contract.signature import signature_name
+
     text = read_text(path)
     if text.lstrip().startswith("{") and '"ConfigMap"' not in text:
-        return text
-    from pratique_contract.constants import RECORD_FILE
-
+        beside = path.with_name(signature_name(path.name))
+        return Source(text=text, signature=read_text(beside) if beside.is_file() else None)
     for document in read_documents(path):
         if isinstance(document, dict) and document.get("kind") == "ConfigMap":
-            found = document.get("data", {}).get(RECORD_FILE)
+            data = document.get("data") or {}
+            found = data.get(RECORD_FILE)
             if isinstance(found, str):
-                return found
+                name = str((document.get("metadata") or {}).get("name") or "")
+                return Source(text=found, signature=data.get(RECORD_SIGNATURE_FILE), name=name)
     raise CliError(f"{path} is neither a release record nor a ConfigMap with {RECORD_FILE}")
-
-
-def build_config_map(record: "ReleaseRecord", *, name: str, immutable: bool) -> dict[str, Any]:
-    """The object that ``spec.release.recordRef`` names."""
-    from pratique_contract import constants
-
-    config_map: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "annotations": {constants.ANNOTATION_FINGERPRINT: record.fingerprint}},
-        "data": {constants.RECORD_FILE: record.to_json()},
-    }
-    return {**config_map, "immutable": True} if immutable else config_map
 
 
 def stamp_documents(path: Path, record: "ReleaseRecord", *, record_ref: str | None) -> list[Any]:
@@ -84,10 +161,9 @@ def stamp_documents(path: Path, record: "ReleaseRecord", *, record_ref: str | No
         raise CliError(f"{path} holds {len(services)} InferenceServices, not one")
     (service,) = services
     release = service.setdefault("spec", {}).setdefault("release", {}) or {}
-    named = record_ref or (release.get("recordRef") or {}).get("name")
     service["spec"]["release"] = {
         **release,
         "fingerprint": record.fingerprint,
-        "recordRef": {"name": named or f"{service['metadata']['name']}{RECORD_REF_SUFFIX}"},
+        "recordRef": {"name": record_ref or record_ref_of(service)},
     }
     return documents

@@ -4,7 +4,7 @@
 desk has the fingerprint the pods will have; ``--model`` says where the files lie on this machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,27 +35,64 @@ def choose_spec(
     service: Path | None,
     tokenizer: Path | None = None,
     chat_template: Path | None = None,
-    image: str | None = None,
+    adapter: Sequence[str] | None = None,
+    quantization: str | None = None,
     dtype: str | None = None,
+    image: str | None = None,
     max_model_len: int | None = None,
     name: str | None = None,
 ) -> "ServingSpec":
-    """The document the options describe; raises ``CliError`` for options that contradict each other."""
+    """The document the options describe; raises ``CliError`` for options that contradict each other: none is ever ignored."""
     if (config is None) == (model is None):
         raise CliError("Give either --config FILE or --model DIR", code=EXIT_USAGE)
+    numeric = {"--quantization": quantization, "--dtype": dtype, "--max-model-len": max_model_len}
     if config is not None:
-        if service is not None:
-            raise CliError("--config is a whole document; --service cannot add to it", code=EXIT_USAGE)
+        files = {"--service": service, "--tokenizer": tokenizer, "--chat-template": chat_template, "--adapter": adapter}
+        _refuse("--config is a whole document", {**files, "--image": image, **numeric})
         return read_config(config)
     assert model is not None  # one of the two, checked above
     if not model.is_dir():
         raise CliError(f"The model folder {model} does not exist")
     template = None if chat_template is None else read_text(chat_template)
+    adapters = parse_adapters(adapter or ())
     if service is not None:
-        return service_spec(service, model=model, tokenizer=tokenizer, chat_template=template, image=image or "")
+        _refuse("--service says how to serve", numeric)
+        return service_spec(
+            service,
+            model=model,
+            tokenizer=tokenizer,
+            chat_template=template,
+            image=image or "",
+            adapters=adapters,
+        )
     return folder_spec(
-        model, tokenizer=tokenizer, chat_template=template, dtype=dtype, max_model_len=max_model_len, name=name
+        model,
+        tokenizer=tokenizer,
+        chat_template=template,
+        adapters=adapters,
+        quantization=quantization,
+        dtype=dtype,
+        image=image,
+        max_model_len=max_model_len,
+        name=name,
     )
+
+
+def _refuse(why: str, options: Mapping[str, object]) -> None:
+    given = [option for option, value in options.items() if value]
+    if given:
+        raise CliError(f"{why}; {', '.join(given)} cannot add to it", code=EXIT_USAGE)
+
+
+def parse_adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Folders by adapter name, in order, from ``NAME=DIR`` each."""
+    adapters: dict[str, Path] = {}
+    for item in given:
+        name, separator, folder = item.partition("=")
+        if not (name and separator and folder) or name in adapters:
+            raise CliError(f"--adapter takes NAME=DIR, each name once; {item!r} is not that", code=EXIT_USAGE)
+        adapters[name] = Path(folder)
+    return adapters
 
 
 def folder_spec(
@@ -63,26 +100,51 @@ def folder_spec(
     *,
     tokenizer: Path | None = None,
     chat_template: str | None = None,
+    adapters: Mapping[str, Path] | None = None,
+    quantization: str | None = None,
     dtype: str | None = None,
+    image: str | None = None,
     max_model_len: int | None = None,
     name: str | None = None,
 ) -> "ServingSpec":
-    """Everything by default, from a folder on this machine."""
+    """Everything by default, from a folder on this machine. Raises ``CliError`` naming the first wrong value."""
+    from pydantic import ValidationError
+
+    from pratique_contract.canonical import is_digest
     from pratique_contract.serving import ServingSpec
 
+    digest = (image or "").partition("@")[2]
     value: dict[str, Any] = {
         "servedModelName": name or model.resolve().name,
-        "model": {"path": str(model), "uri": model.resolve().as_uri()},
+        "model": {
+            "path": str(model),
+            "uri": model.resolve().as_uri(),
+            "adapters": [
+                {"name": adapter, "path": str(folder), "uri": folder.resolve().as_uri()}
+                for adapter, folder in (adapters or {}).items()
+            ],
+        },
         "tokenizer": None if tokenizer is None else {"path": str(tokenizer), "uri": tokenizer.resolve().as_uri()},
         "chatTemplate": chat_template,
-        "quantization": {"dtype": dtype},
-        "engine": {"maxModelLen": max_model_len},
+        "quantization": {"dtype": dtype, "method": quantization or "None"},
+        "engine": {"maxModelLen": max_model_len, "imageDigest": digest if is_digest(digest) else None},
     }
-    return ServingSpec.from_json_value(value)
+    try:
+        return ServingSpec.from_json_value(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise CliError(f"The options make no serving document: {field}: {first['msg']}", code=EXIT_USAGE) from error
 
 
 def service_spec(
-    path: Path, *, model: Path, tokenizer: Path | None, chat_template: str | None, image: str
+    path: Path,
+    *,
+    model: Path,
+    tokenizer: Path | None,
+    chat_template: str | None,
+    image: str,
+    adapters: Mapping[str, Path] | None = None,
 ) -> "ServingSpec":
     """What the operator will hand to this service's pods, with the files of this machine."""
     try:
@@ -119,7 +181,22 @@ def service_spec(
     value["chatTemplatePath"] = None
     if value["tokenizer"] is not None:
         value["tokenizer"]["path"] = str(tokenizer)
+    _place_adapters(value["model"]["adapters"], adapters or {})
     return type(serving).from_json_value(value)
+
+
+def _place_adapters(declared: list[dict[str, Any]], folders: Mapping[str, Path]) -> None:
+    """The service says which adapters and in which order, the options where their files lie on this machine."""
+    names = [adapter["name"] for adapter in declared]
+    if set(names) != set(folders):
+        given = ", ".join(folders) or "none"
+        raise CliError(
+            f"The service names the adapters {', '.join(names) or 'none'}; give the folder of each with "
+            f"--adapter NAME=DIR (given: {given})",
+            code=EXIT_USAGE,
+        )
+    for adapter in declared:
+        adapter["path"] = str(folders[adapter["name"]])
 
 
 def read_service(path: Path) -> dict[str, Any]:

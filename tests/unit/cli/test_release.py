@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pratique_cli.specs import service_spec
+from pratique_cli.specs import folder_spec, service_spec
 from pratique_contract.record import ReleaseRecord
 from tests.support.releases import make_case, make_manifest, make_record
 from tests.unit.cli.conftest import Run
@@ -82,6 +82,20 @@ def test_a_difference_names_field_and_values_and_ends_with_1(pratique: Run, reco
     assert difference["reason"] == "EngineMismatch"
 
 
+def test_the_config_map_has_the_name_that_stamping_refers_to(
+    pratique: Run, record_file: Path, service_file: Path, tmp_path: Path
+) -> None:
+    """It was once named after the file, and the service that stamp wrote found no record."""
+    shown = pratique("release", "show", record_file, "-o", "configmap", "--service", service_file)
+    stamped = yaml.safe_load(pratique("release", "stamp", service_file, "--record", record_file).out)
+    assert yaml.safe_load(shown.out)["metadata"]["name"] == stamped["spec"]["release"]["recordRef"]["name"]
+    nameless = pratique("release", "show", record_file, "-o", "configmap")
+    assert (nameless.code, nameless.out) == (2, "")
+    wrapped = tmp_path / "map.yaml"
+    wrapped.write_text(shown.out)
+    assert pratique("release", "show", wrapped, "-o", "configmap").out == shown.out
+
+
 def test_stamping_names_the_release_and_leaves_the_rest(pratique: Run, record_file: Path, service_file: Path) -> None:
     service_file.write_text(f"{SERVICE}---\nkind: Secret\nmetadata: {{name: keys}}\n")
     result = pratique("release", "stamp", service_file, "--record", record_file)
@@ -137,7 +151,12 @@ def test_a_file_with_two_services_cannot_be_stamped(pratique: Run, record_file: 
     [
         ("release", "record"),
         ("release", "record", "--config", "a", "--model", "b"),
+        ("release", "record", "--model", ".", "-o", "configmap"),
+        ("release", "record", "--model", ".", "--key", "key.pem"),
         ("release", "build", "--config", "a", "--service", "b"),
+        ("release", "build", "--config", "a", "--dtype", "FP32"),
+        ("release", "build", "--model", ".", "--adapter", "sailor"),
+        ("release", "build", "--model", ".", "--dtype", "FP8"),
         ("serve",),
         ("serve", "--model", "."),
         ("release", "nonsense"),
@@ -165,6 +184,15 @@ def test_a_service_is_mapped_as_the_operator_maps_it(service_file: Path, tmp_pat
     assert by_digest.engine.image_digest == "sha256:" + "a" * 64
 
 
+def test_a_folders_image_digest_and_adapters_are_part_of_its_release(tmp_path: Path) -> None:
+    digest = "sha256:" + "a" * 64
+    spec = folder_spec(
+        tmp_path, image=f"r/server@{digest}", adapters={"sailor": tmp_path}, quantization="Int8WeightOnly"
+    )
+    assert (spec.engine.image_digest, spec.quantization.method) == (digest, "Int8WeightOnly")
+    assert [(adapter.name, adapter.path) for adapter in spec.model.adapters] == [("sailor", str(tmp_path))]
+
+
 def test_a_service_with_a_wrong_field_names_it(pratique: Run, service_file: Path, tmp_path: Path) -> None:
     service_file.write_text(SERVICE.replace("maxNumSeqs: 4", "maxNumSeqs: many"))
     result = pratique("release", "build", "--service", service_file, "--model", tmp_path)
@@ -185,7 +213,7 @@ def test_a_record_too_large_for_a_config_map_is_refused(pratique: Run, tmp_path:
     value = make_record().to_json_value()
     value["golden"]["cases"][0]["messages"][0]["content"] = "x" * 2**20
     path.write_text(json.dumps(value))
-    result = pratique("release", "show", path, "-o", "configmap")
+    result = pratique("release", "show", path, "-o", "configmap", "--name", "tiny-release")
     assert result.code == 3
     assert "ConfigMap leaves room for" in result.err
 

@@ -1,0 +1,21 @@
+"""``pratique release``: describe, record, verify, review, sign, show, compare and stamp releases, without a cluster.
+
+One module per concern; this one only gives the commands their names.
+"""
+
+import typer
+
+from pratique_cli.commands.release import files, loading, signing
+
+app = typer.Typer(
+    help="Describe, record, verify, review, sign, show, compare and stamp releases.", no_args_is_help=True
+)
+app.command("build")(loading.build)
+app.command("record")(loading.record)
+app.command("verify")(loading.verify)
+app.command("show")(files.show)
+app.command("diff")(files.diff)
+app.command("stamp")(files.stamp)
+app.command("keygen")(signing.keygen)
+app.command("sign")(signing.sign)
+app.command("verify-signature")(signing.verify_signature)
