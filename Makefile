@@ -57,7 +57,7 @@ test-unit: venv ## Unit tests with durations
 
 .PHONY: test-integration
 test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (under 2 min)
-	@$(BIN)/pytest tests/integration -q -n 2 --dist loadfile --durations=10
+	@$(BIN)/pytest tests/integration -q -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 .PHONY: test-e2e
 test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -294,13 +294,20 @@ class World:
     def settle(self, name: str = "svc") -> dict[str, str]:
         """The versions once they have stood still for ``STILL_SECONDS``: controllers write their last word late, and on a busy
         machine the operator's answer to it comes later still."""
-        seen = self.versions(name)
-        since = time.monotonic()
+        return self.settle_all([name])[name]
+
+    def settle_all(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """As ``settle``, for several services that stand still together."""
+
+        def read() -> dict[str, dict[str, str]]:
+            return {name: self.versions(name) for name in names}
+
+        seen, since = read(), time.monotonic()
 
         def still() -> bool:
             nonlocal seen, since
             time.sleep(0.25)
-            before, seen = seen, self.versions(name)
+            before, seen = seen, read()
             if before != seen:
                 since = time.monotonic()
             return time.monotonic() - since >= STILL_SECONDS

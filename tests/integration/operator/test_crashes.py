@@ -63,7 +63,7 @@ def test_first_deploy_and_update_survive_a_crash_after_each_write(
     for name in names:
         world.wait_ready(name)
     eventually(lambda: all(len(world.children(name)) == 6 for name in names), what="six children each")
-    before = {name: world.settle(name) for name in names}
+    before = world.settle_all(names)
     assert before == {name: world.versions(name) for name in names}
     world.operator.stop()
     updated = names[:3]

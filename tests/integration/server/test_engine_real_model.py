@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -26,6 +27,12 @@ async def engine(smollm2_dir: Path) -> AsyncIterator[EngineClient]:
     await engine.close()
 
 
+@pytest.fixture(scope="module")
+def library_model(smollm2_dir: Path) -> Any:
+    """The library's own model, loaded once."""
+    return load_model(smollm2_dir, dtype="FP32").model
+
+
 def encode(folder: Path, *prompts: str) -> list[list[int]]:
     from tokenizers import Tokenizer
 
@@ -34,7 +41,9 @@ def encode(folder: Path, *prompts: str) -> list[list[int]]:
 
 
 @pytest.mark.req("R54", "R55")
-async def test_greedy_text_and_logprobs_are_those_of_transformers(smollm2_dir: Path, engine: EngineClient) -> None:
+async def test_greedy_text_and_logprobs_are_those_of_transformers(
+    smollm2_dir: Path, engine: EngineClient, library_model: Any
+) -> None:
     prompts = encode(
         smollm2_dir,
         "<|im_start|>user\nWhat is two plus two?<|im_end|>\n<|im_start|>assistant\n",
@@ -54,10 +63,9 @@ async def test_greedy_text_and_logprobs_are_those_of_transformers(smollm2_dir: P
     together = await asyncio.gather(*(logprobs(f"r{n}", ids) for n, ids in enumerate(prompts)))
     assert together == [await logprobs(f"alone{n}", ids) for n, ids in enumerate(prompts)]
 
-    model = load_model(smollm2_dir, dtype="FP32").model
     for ids, mine in zip(prompts, together, strict=True):
         output = await asyncio.to_thread(
-            model.generate,
+            library_model.generate,
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),  # else it hides every id equal to the padding id
             max_new_tokens=COUNT,
@@ -73,12 +81,11 @@ async def test_greedy_text_and_logprobs_are_those_of_transformers(smollm2_dir: P
 
 
 async def test_a_prompt_longer_than_the_step_budget_gives_the_same_as_in_one_piece(
-    smollm2_dir: Path, engine: EngineClient
+    smollm2_dir: Path, engine: EngineClient, library_model: Any
 ) -> None:
     (ids,) = encode(smollm2_dir, "A pilot boards the ship at the mouth of the harbour. " * 45)
     assert len(ids) > 512
     chunked = await collect(engine, make_request(prompt_ids=ids, max_new_tokens=4))
-    model = load_model(smollm2_dir, dtype="FP32").model
     with torch.inference_mode():
-        logits = await asyncio.to_thread(lambda: model(torch.tensor([ids]), use_cache=False).logits[0, -1])
+        logits = await asyncio.to_thread(lambda: library_model(torch.tensor([ids]), use_cache=False).logits[0, -1])
     assert chunked[0] == int(logits.argmax())
