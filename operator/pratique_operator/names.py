@@ -8,6 +8,7 @@ from pratique_contract import constants
 REVISION_DIGITS: Final = 10
 
 CONTAINER: Final = "server"
+FETCHER: Final = "fetch"
 ENTRY_PORT: Final = 80
 
 VOLUME_CONFIG: Final = "config"
@@ -16,9 +17,10 @@ VOLUME_MODEL: Final = "model"
 VOLUME_TOKENIZER: Final = "tokenizer"
 VOLUME_TEMPLATE: Final = "chat-template"
 VOLUME_KEYS: Final = "api-keys"
+VOLUME_CACHE: Final = "cache"
+VOLUME_CREDENTIALS: Final = "credentials"
+VOLUME_FETCH_TMP: Final = "fetch-tmp"
 
-MODEL_PATH: Final = f"{constants.MODEL_MOUNT}/model"
-TOKENIZER_PATH: Final = f"{constants.MODEL_MOUNT}/tokenizer"
 TEMPLATE_DIR: Final = "/etc/pratique-template"
 KEYS_DIR: Final = "/etc/pratique-keys"
 
@@ -29,6 +31,11 @@ ANNOTATION_SERVED_AT: Final = f"{constants.GROUP}/served-at"
 def revision_child(service: str, revision: str) -> str:
     """Name of the Deployment, Service and ConfigMap of one revision."""
     return f"{service}-{revision}"
+
+
+def adapter_volume(adapter: str) -> str:
+    """Name of the volume of an adapter that is mounted, and of its folder beside the model's."""
+    return f"adapter-{adapter}"
 
 
 def entry(service: str) -> str:

@@ -160,7 +160,10 @@ class TokenizerSpec(ContractModel):
 class EmptyDirCache(ContractModel):
     """Space on the pod's node; each pod fetches for itself and again after it was moved."""
 
-    size_limit: Quantity | None = Field(default=None, description="For example 20Gi. Default: as much as the node has.")
+    size_limit: Quantity | None = Field(
+        default=None,
+        description="The node must have this much, and the pod is evicted (DiskFull) when it takes more. Default 20Gi.",
+    )
 
 
 class CacheSpec(ContractModel):
@@ -177,7 +180,8 @@ class CacheSpec(ContractModel):
 
     claim_name: ObjectName | None = Field(default=None, description="A PersistentVolumeClaim of the namespace.")
     host_path: Annotated[str, StringConstraints(pattern=r"^(/[^/]+)+$", max_length=512)] | None = Field(
-        default=None, description="A folder of the node, where the operator allows file sources."
+        default=None,
+        description="A folder of the node that user 65532 may write, where the operator allows file sources.",
     )
     empty_dir: EmptyDirCache | None = None
 
@@ -185,7 +189,7 @@ class CacheSpec(ContractModel):
 class DownloadSpec(ContractModel):
     """How sources that are not mounted get to the pod. Only the fetching container has the credentials and the network."""
 
-    cache: CacheSpec | None = Field(default=None, description="Default: an emptyDir.")
+    cache: CacheSpec | None = Field(default=None, description="Default: an emptyDir of 20Gi.")
     credentials_secret_ref: LocalRef | None = Field(
         default=None,
         description="Secret with any of token, username, password, accessKeyId, secretAccessKey, sessionToken, ca.crt.",

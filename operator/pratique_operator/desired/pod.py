@@ -1,4 +1,5 @@
-"""The pod of one revision: restricted security, offline, read-only, three probes and a drain that outlives its streams.
+"""The pod of one revision: restricted security, offline, read-only, three probes and a drain that outlives its streams. A pod with a
+source that must be fetched has a first container for it (``fetch.py``).
 
 ``build_pod_template`` makes everything but what names the revision; ``name_revision`` adds that once the revision, a hash of the
 whole with an empty name, is known.
@@ -10,8 +11,9 @@ from typing import Any, Final
 from pratique_contract import constants
 from pratique_operator import labels, names
 from pratique_operator.config import OperatorConfig
+from pratique_operator.desired.fetch import CONFIG_MOUNT, RESTRICTED, build_fetcher, build_fetcher_volumes
 from pratique_operator.pod_types import PodOptions, to_plain
-from pratique_operator.sources import Mount, build_mount
+from pratique_operator.sources import Mount, build_mounts, declared_sources
 from pratique_operator.types import InferenceServiceSpec
 
 Manifest = dict[str, Any]
@@ -36,7 +38,9 @@ def image_of(spec: InferenceServiceSpec, config: OperatorConfig) -> str:
 def build_pod_template(spec: InferenceServiceSpec, *, service: str, config: OperatorConfig) -> Manifest:
     """``metadata`` (the user's labels and annotations) and ``spec`` without anything that names the revision."""
     options = spec.template.spec if spec.template is not None and spec.template.spec is not None else PodOptions()
-    mounts = _mounts(spec, config)
+    sources = declared_sources(spec)
+    mounts = [*build_mounts(sources, allow_file_sources=config.allow_file_sources), *_secret_mounts(spec)]
+    fetched = any(source.fetched for source in sources)
     pod: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -55,10 +59,13 @@ def build_pod_template(spec: InferenceServiceSpec, *, service: str, config: Oper
         "containers": [_container(spec, options, mounts, config)],
         "volumes": [
             {"name": names.VOLUME_TMP, "emptyDir": {"sizeLimit": TMP_SIZE_LIMIT}},
-            *(mount.volume for mount in mounts),
+            *(mount.volume for mount in mounts if mount.volume is not None),
+            *(build_fetcher_volumes(spec.download, config) if fetched else ()),
         ],
         **_placement(options),
     }
+    if fetched:
+        pod["initContainers"] = [build_fetcher(spec, options, image=image_of(spec, config), config=config)]
     metadata = to_plain(spec.template.metadata if spec.template is not None else None)
     return {"metadata": metadata, "spec": pod}
 
@@ -90,26 +97,8 @@ def _placement(options: PodOptions) -> Manifest:
     return {name: values[name] for name in wanted if values.get(name)}
 
 
-def _mounts(spec: InferenceServiceSpec, config: OperatorConfig) -> list[Mount]:
-    mounts = [
-        build_mount(
-            spec.model.uri,
-            field="spec.model.uri",
-            volume=names.VOLUME_MODEL,
-            path=names.MODEL_PATH,
-            allow_file_sources=config.allow_file_sources,
-        )
-    ]
-    if spec.tokenizer is not None:
-        mounts.append(
-            build_mount(
-                spec.tokenizer.uri,
-                field="spec.tokenizer.uri",
-                volume=names.VOLUME_TOKENIZER,
-                path=names.TOKENIZER_PATH,
-                allow_file_sources=config.allow_file_sources,
-            )
-        )
+def _secret_mounts(spec: InferenceServiceSpec) -> list[Mount]:
+    mounts = []
     if spec.chat_template is not None and spec.chat_template.secret_key_ref is not None:
         ref = spec.chat_template.secret_key_ref
         items = [{"key": ref.key, "path": ref.key}]
@@ -140,13 +129,9 @@ def _container(
             {"name": constants.API_PORT_NAME, "containerPort": constants.API_PORT, "protocol": "TCP"},
             {"name": constants.MANAGEMENT_PORT_NAME, "containerPort": constants.MANAGEMENT_PORT, "protocol": "TCP"},
         ],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": RESTRICTED,
         "volumeMounts": [
-            {"name": names.VOLUME_CONFIG, "mountPath": constants.CONFIG_DIR, "readOnly": True},
+            CONFIG_MOUNT,
             {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
             *(mount.mount for mount in mounts),
         ],

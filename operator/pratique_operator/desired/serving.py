@@ -7,6 +7,7 @@ from pratique_contract import constants, serving
 from pratique_contract.record import ReleaseRecord
 from pratique_operator import names
 from pratique_operator.schema import quantity_value
+from pratique_operator.sources import declared_sources
 from pratique_operator.types import EngineSpec, InferenceServiceSpec
 
 _IMAGE_DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
@@ -28,10 +29,8 @@ def build_serving(
         namespace=namespace,
         revision="",
         served_model_name=spec.model.name or service,
-        model=serving.ModelSource(path=names.MODEL_PATH, uri=spec.model.uri, revision=spec.model.revision),
-        tokenizer=None
-        if spec.tokenizer is None
-        else serving.TokenizerSource(path=names.TOKENIZER_PATH, uri=spec.tokenizer.uri),
+        model=_build_model(spec),
+        tokenizer=_build_tokenizer(spec),
         chat_template=chat_template,
         chat_template_path=None if secret_template is None else f"{names.TEMPLATE_DIR}/{secret_template.key}",
         quantization=serving.QuantizationSpec(method=spec.quantization.method, dtype=spec.quantization.dtype),
@@ -40,13 +39,55 @@ def build_serving(
             fingerprint=spec.release.fingerprint or (None if record is None else record.fingerprint),
             policy=spec.release.policy,
             record_path=None if record is None else constants.RECORD_PATH,
+            reverify=serving.ReverifySpec(**_given(spec.release.reverify)),
         ),
+        download=_build_download(spec),
         limits=serving.LimitsSpec(**_given(spec.limits)),
         drain=serving.DrainSpec(
             pre_stop_seconds=spec.drain.pre_stop_seconds, deadline_seconds=spec.drain.deadline_seconds
         ),
         api_keys_path=None if spec.auth is None else names.KEYS_DIR,
         **_without_none(probe_timeout_seconds=spec.startup.probe_timeout_seconds),
+    )
+
+
+def _build_model(spec: InferenceServiceSpec) -> serving.ModelSource:
+    model, *others = declared_sources(spec)
+    adapters = tuple(
+        serving.AdapterSource(
+            name=adapter.name, path=source.path, uri=source.uri, revision=source.revision, mode=adapter.mode
+        )
+        for adapter, source in zip(spec.model.adapters or (), others, strict=False)
+    )
+    return serving.ModelSource(
+        path=model.path,
+        uri=model.uri,
+        revision=model.revision,
+        adapters=adapters,
+        trust_remote_code=spec.model.trust_remote_code,
+    )
+
+
+def _build_tokenizer(spec: InferenceServiceSpec) -> serving.TokenizerSource | None:
+    if spec.tokenizer is None:
+        return None
+    source = declared_sources(spec)[-1]
+    return serving.TokenizerSource(path=source.path, uri=source.uri, revision=source.revision)
+
+
+def _build_download(spec: InferenceServiceSpec) -> serving.DownloadSpec:
+    download = spec.download
+    if download is None:
+        return serving.DownloadSpec()
+    return serving.DownloadSpec(
+        **_without_none(
+            hub_endpoint=download.hub_endpoint,
+            s3_endpoint=download.s3_endpoint,
+            s3_region=download.s3_region,
+            credentials_path=None if download.credentials_secret_ref is None else constants.CREDENTIALS_DIR,
+            connections=download.connections,
+            stall_seconds=download.stall_seconds,
+        )
     )
 
 

@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import pytest
 import yaml
 
 from pratique_contract import constants
+from pratique_contract.sources import cache_folder
+from pratique_operator.config import OperatorConfig
 from pratique_operator.desired import children as build
 from pratique_operator.desired.pod import build_pod_template
+from pratique_operator.errors import InvalidSpecError
 from pratique_operator.types import parse_spec
 from tests.unit.operator.worlds import CONFIG, make_owner, make_target
 
@@ -200,6 +204,124 @@ def test_claims_are_mounted_read_only_at_their_folder() -> None:
 - {name: model, mountPath: /models/model, readOnly: true, subPath: llama/8b}
 - {name: tokenizer, mountPath: /models/tokenizer, readOnly: true}
 """)
+
+
+HUB = {"uri": "hf://owner/name", "revision": "a" * 40}
+FOLDER = cache_folder(HUB["uri"], HUB["revision"])
+
+
+def test_fetched_source_has_a_first_container_and_the_server_sees_its_folder_only() -> None:
+    built = pod(model=HUB, download={"credentialsSecretRef": {"name": "hub"}, "cache": {"claimName": "models"}})
+    (fetcher,) = built["initContainers"]
+    assert fetcher == golden("""
+name: fetch
+image: registry/server:1
+imagePullPolicy: IfNotPresent
+command: [python3, -m, pratique_server.fetch, --config, /etc/pratique/serving.json]
+env:
+- {name: HOME, value: /tmp}
+- {name: HF_HOME, value: /tmp/huggingface}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+resources:
+  requests: {cpu: 100m, memory: 256Mi}
+  limits: {memory: 1Gi}
+terminationMessagePolicy: FallbackToLogsOnError
+volumeMounts:
+- {name: config, mountPath: /etc/pratique, readOnly: true}
+- {name: fetch-tmp, mountPath: /tmp}
+- {name: cache, mountPath: /models}
+- {name: credentials, mountPath: /etc/pratique-credentials, readOnly: true}
+""")
+    assert built["volumes"][1:] == golden("""
+- {name: cache, persistentVolumeClaim: {claimName: models}}
+- {name: fetch-tmp, emptyDir: {sizeLimit: 1Gi}}
+- {name: credentials, secret: {secretName: hub, defaultMode: 288}}
+""")
+    assert built["containers"][0]["volumeMounts"] == golden(f"""
+- {{name: config, mountPath: /etc/pratique, readOnly: true}}
+- {{name: tmp, mountPath: /tmp}}
+- {{name: cache, mountPath: {FOLDER}, subPath: {FOLDER.removeprefix("/models/")}, readOnly: true}}
+""")
+
+
+def test_server_of_a_fetched_source_is_the_server_of_a_mounted_one() -> None:
+    """Offline, without credentials, with a home nobody has written to."""
+    (server,), (plain,) = pod(model=HUB)["containers"], pod()["containers"]
+    assert {**server, "volumeMounts": []} == {**plain, "volumeMounts": []}
+
+
+def test_pod_without_a_fetched_source_has_no_first_container() -> None:
+    assert "initContainers" not in pod()
+
+
+def test_fetched_and_mounted_sources_share_a_pod_and_one_fetched_twice_is_one_mount() -> None:
+    adapters = [{"name": "style", "uri": "pvc://adapters/style"}, {"name": "tone", **HUB}]
+    built = pod(model={**HUB, "adapters": adapters}, tokenizer={"uri": "file:///models/t"})
+    mounts = {mount["mountPath"]: mount["name"] for mount in built["containers"][0]["volumeMounts"][2:]}
+    assert mounts == {FOLDER: "cache", "/models/adapter-style": "adapter-style", "/models/tokenizer": "tokenizer"}
+    assert [volume["name"] for volume in built["volumes"]] == [
+        "tmp",
+        "adapter-style",
+        "tokenizer",
+        "cache",
+        "fetch-tmp",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cache", "volume"),
+    [
+        (None, {"emptyDir": {"sizeLimit": "20Gi"}}),
+        ({"emptyDir": {}}, {"emptyDir": {"sizeLimit": "20Gi"}}),
+        ({"emptyDir": {"sizeLimit": "3Gi"}}, {"emptyDir": {"sizeLimit": "3Gi"}}),
+        ({"claimName": "c"}, {"persistentVolumeClaim": {"claimName": "c"}}),
+        ({"hostPath": "/var/lib/models"}, {"hostPath": {"path": "/var/lib/models", "type": "Directory"}}),
+    ],
+)
+def test_cache_is_the_volume_the_user_chose_and_never_a_nodes_whole_disk(cache: Any, volume: dict[str, Any]) -> None:
+    """kserve#4852: an emptyDir without a limit filled the node's system disk."""
+    built = pod(model=HUB, download=None if cache is None else {"cache": cache})
+    assert next(v for v in built["volumes"] if v["name"] == "cache") == {"name": "cache", **volume}
+
+
+def test_cache_on_the_node_is_refused_where_folders_of_the_node_are() -> None:
+    spec = parse_spec(make_owner(model=HUB, download={"cache": {"hostPath": "/x"}})["spec"])
+    with pytest.raises(InvalidSpecError, match=r"spec\.download\.cache\.hostPath: it is a folder of the node"):
+        build_pod_template(spec, service="svc", config=OperatorConfig(server_image="a/b:1"))
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        (None, {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}),
+        (
+            {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": "1"}},
+            {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"cpu": "2", "memory": "8Gi"}},
+        ),
+        (
+            {"limits": {"nvidia.com/gpu": "1"}},
+            {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        ),
+        ({"requests": {"memory": "4Gi"}}, {"requests": {"memory": "4Gi"}}),
+    ],
+)
+def test_fetching_asks_for_what_the_server_has_and_for_no_device(resources: Any, expected: dict[str, Any]) -> None:
+    """kserve#5326: a fetcher with a limit of its own was killed. Equal amounts keep a Guaranteed pod Guaranteed."""
+    template = {} if resources is None else {"template": {"spec": {"resources": resources}}}
+    assert pod(model=HUB, **template)["initContainers"][0]["resources"] == expected
+
+
+def test_size_of_the_cache_is_asked_of_the_scheduler() -> None:
+    built = pod(model=HUB, download={"cache": {"emptyDir": {"sizeLimit": "3Gi"}}})
+    assert built["initContainers"][0]["resources"]["requests"]["ephemeral-storage"] == "3Gi"
+
+
+def test_users_variables_reach_the_fetcher_because_a_proxy_is_one() -> None:
+    built = pod(model=HUB, template={"spec": {"env": [{"name": "HTTPS_PROXY", "value": "http://p"}]}})
+    assert built["initContainers"][0]["env"][-1] == {"name": "HTTPS_PROXY", "value": "http://p"}
 
 
 def test_grace_period_outlives_pre_stop_and_drain() -> None:

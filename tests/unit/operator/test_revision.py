@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 
 from pratique_contract import ServingSpec, constants
+from pratique_contract.serving import AdapterSource, DownloadSpec, ModelSource, ReverifySpec, TokenizerSource
+from pratique_contract.sources import cache_folder
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import InvalidSpecError, RecordError
-from pratique_operator.references import Reference, References
+from pratique_operator.references import Reference, References, required_references
 from pratique_operator.revision import Target, compute_target
 from pratique_operator.types import parse_spec
 from tests.support.releases import make_record
 
 CONFIG = OperatorConfig(server_image="registry/server:1", allow_file_sources=True)
+HUB = {"uri": "hf://owner/name", "revision": "a" * 40}
 BASE: dict[str, Any] = {"model": {"uri": "file:///models/x"}, "engine": {"image": "localhost/none:1"}}
 
 
@@ -26,6 +29,18 @@ POD_AFFECTING: dict[str, dict[str, Any]] = {
     "model": {"model": {"uri": "file:///models/y"}},
     "model name": {"model": {"uri": "file:///models/x", "name": "n"}},
     "model revision": {"model": {"uri": "file:///models/x", "revision": "a" * 40}},
+    "remote code": {"model": {"uri": "file:///models/x", "trustRemoteCode": True}},
+    "adapter": {"model": {"uri": "file:///models/x", "adapters": [{"name": "a", "uri": "file:///models/a"}]}},
+    "adapter name": {"model": {"uri": "file:///models/x", "adapters": [{"name": "b", "uri": "file:///models/a"}]}},
+    "hub": {"model": HUB},
+    "hub commit": {"model": {**HUB, "revision": "b" * 40}},
+    "fetched tokenizer": {"tokenizer": HUB},
+    "cache": {"model": HUB, "download": {"cache": {"claimName": "c"}}},
+    "credentials": {"model": HUB, "download": {"credentialsSecretRef": {"name": "s"}}},
+    "mirror": {"model": HUB, "download": {"hubEndpoint": "https://mirror"}},
+    "connections": {"model": HUB, "download": {"connections": 2}},
+    "re-verification": {"release": {"reverify": {"intervalSeconds": 60}}},
+    "weights": {"quantization": {"method": "Int8WeightOnly"}},
     "tokenizer": {"tokenizer": {"uri": "file:///models/t"}},
     "template": {"chatTemplate": {"inline": "x"}},
     "dtype": {"quantization": {"dtype": "FP32"}},
@@ -34,7 +49,7 @@ POD_AFFECTING: dict[str, dict[str, Any]] = {
     "length": {"engine": {"image": "localhost/none:1", "maxModelLen": 100}},
     "sequences": {"engine": {"image": "localhost/none:1", "maxNumSeqs": 3}},
     "tokens": {"engine": {"image": "localhost/none:1", "maxBatchedTokens": 100}},
-    "cache": {"engine": {"image": "localhost/none:1", "kvCache": {"blocks": 9}}},
+    "kv cache": {"engine": {"image": "localhost/none:1", "kvCache": {"blocks": 9}}},
     "args": {"engine": {"image": "localhost/none:1", "args": ["--seed=1"]}},
     "keys": {"auth": {"apiKeySecretRef": {"name": "keys"}}},
     "limits": {"limits": {"maxPromptTokens": 10}},
@@ -121,6 +136,59 @@ def test_serving_document_maps_the_spec() -> None:
     assert serving.engine.kv_cache.memory_bytes == 2**30
     assert (serving.engine.max_num_seqs, serving.limits.max_queued, serving.probe_timeout_seconds) == (16, 3, 5)
     assert (serving.api_keys_path, serving.release.record_path) == ("/etc/pratique-keys", None)
+
+
+def test_serving_document_maps_sources_downloads_and_re_verification() -> None:
+    archive = {"uri": "https://host/m.tar", "revision": "sha256:" + "c" * 64}
+    built = target(
+        model={
+            **HUB,
+            "trustRemoteCode": True,
+            "adapters": [{"name": "one", "uri": "pvc://a/b"}, {"name": "two", **archive}],
+        },
+        tokenizer={"uri": "pvc://models/t", "revision": "d" * 40},
+        download={
+            "credentialsSecretRef": {"name": "hub"},
+            "hubEndpoint": "https://mirror",
+            "s3Endpoint": "http://minio:9000",
+            "s3Region": "eu",
+            "connections": 3,
+            "stallSeconds": 7,
+        },
+        release={"reverify": {"intervalSeconds": 5, "failures": 2, "onFailure": "Unready"}},
+    )
+    serving = ServingSpec.model_validate_json(built.config_data[constants.SERVING_FILE])
+    assert serving.model == ModelSource(
+        path=cache_folder(HUB["uri"], HUB["revision"]),
+        **HUB,
+        trust_remote_code=True,
+        adapters=(
+            AdapterSource(name="one", path="/models/adapter-one", uri="pvc://a/b"),
+            AdapterSource(name="two", path=cache_folder(archive["uri"], archive["revision"]), **archive),
+        ),
+    )
+    assert serving.tokenizer == TokenizerSource(path="/models/tokenizer", uri="pvc://models/t", revision="d" * 40)
+    assert serving.download == DownloadSpec(
+        hub_endpoint="https://mirror",
+        s3_endpoint="http://minio:9000",
+        s3_region="eu",
+        credentials_path="/etc/pratique-credentials",
+        connections=3,
+        stall_seconds=7,
+    )
+    assert serving.release.reverify == ReverifySpec(interval_seconds=5, failures=2, on_failure="Unready")
+
+
+def test_what_the_user_did_not_say_is_the_servers_own_default() -> None:
+    serving = ServingSpec.model_validate_json(target(model=HUB, download={}).config_data[constants.SERVING_FILE])
+    assert (serving.download, serving.release.reverify) == (DownloadSpec(), ReverifySpec())
+    assert not serving.model.trust_remote_code
+
+
+def test_content_of_the_credentials_is_not_part_of_the_revision() -> None:
+    """Rotating a token must not roll pods: the Secret is not even read."""
+    spec = parse_spec({**BASE, "model": HUB, "download": {"credentialsSecretRef": {"name": "hub"}}})
+    assert Reference("Secret", "hub") not in required_references(spec)
 
 
 def test_record_is_handed_to_the_pod_with_its_fingerprint() -> None:
