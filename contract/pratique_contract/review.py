@@ -4,10 +4,12 @@ In go two manifests and the findings a person and ``pratique release review`` wr
 that nobody explained or no passed test of the right kind covers. Pure: command line and operator decide by the same function.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from pratique_contract.comparable import find_not_comparable
 from pratique_contract.compare import PartDifference, compare_manifests
 from pratique_contract.manifest import Digest, ReleaseManifest
 from pratique_contract.model import ContractModel
@@ -45,13 +47,18 @@ class ReviewedDifference(ContractModel):
 
 
 class Review(ContractModel):
-    """Findings on one candidate against one reference. It counts for exactly these two fingerprints."""
+    """Findings on one candidate against one reference. It counts for exactly these two fingerprints. ``not_comparable`` holds
+    ``path: why`` for each field that says nothing about what was released."""
 
     reference: Digest
     candidate: Digest
     differences: tuple[ReviewedDifference, ...] = ()
     tests: tuple[ReviewTest, ...] = ()
     not_comparable: tuple[str, ...] = ()
+
+    def is_about(self, reference: ReleaseManifest, candidate: ReleaseManifest) -> bool:
+        """Whether it was made of exactly these two releases."""
+        return (self.reference, self.candidate) == (reference.fingerprint, candidate.fingerprint)
 
     def summary(self) -> dict[str, Any]:
         """What passed and what was said, by name, for tables."""
@@ -71,22 +78,23 @@ class Uncovered(ContractModel):
 def find_uncovered(
     reference: ReleaseManifest, candidate: ReleaseManifest, review: Review | None
 ) -> tuple[tuple[PartDifference, ...], tuple[Uncovered, ...]]:
-    """All differing parts, and those without a reason or without a passed test of each required kind."""
+    """All differing parts, and those without a reason or without a passed test of each required kind. What cannot be compared is found
+    here anew: a review that leaves it out hides nothing. Two equal fingerprints have nothing to review."""
     differences = compare_manifests(reference, candidate)
-    valid = review if review is not None and _is_about(review, reference, candidate) else None
+    if not differences:
+        return (), ()
+    valid = review if review is not None and review.is_about(reference, candidate) else None
     uncovered = [finding for difference in differences for finding in _missing(difference.part, valid)]
-    if valid is not None:
-        uncovered += [
-            Uncovered(
-                part=field.split(".", 1)[0], message=f"{field} cannot be compared: the release is not reproducible"
-            )
-            for field in valid.not_comparable
-        ]
+    listed = valid.not_comparable if valid is not None else ()
+    for finding in dict.fromkeys((*find_not_comparable(reference, candidate), *listed)):
+        part = finding.split(":", 1)[0].split(".", 1)[0].split("[", 1)[0]
+        uncovered.append(Uncovered(part=part, message=f"not reproducible: {finding}"))
     return differences, tuple(uncovered)
 
 
-def _is_about(review: Review, reference: ReleaseManifest, candidate: ReleaseManifest) -> bool:
-    return (review.reference, review.candidate) == (reference.fingerprint, candidate.fingerprint)
+def required_tests(parts: Iterable[str]) -> tuple[TestKind, ...]:
+    """Every kind of test that these differing parts demand, each once."""
+    return tuple(dict.fromkeys(kind for part in parts for kind in REQUIRED_TESTS[part]))
 
 
 def _missing(part: str, review: Review | None) -> list[Uncovered]:

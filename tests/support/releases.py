@@ -43,13 +43,17 @@ def make_manifest(**parts: Any) -> ReleaseManifest:
         "adapters": AdaptersPart(
             adapters=(
                 AdapterEntry(
-                    name="harbour", source=None, revision="r1", mode="Merged", files=(make_file("adapter.safetensors"),)
+                    name="harbour",
+                    source=None,
+                    revision="2" * 40,
+                    mode="Merged",
+                    files=(make_file("adapter.safetensors"),),
                 ),
             )
         ),
         "tokenizer": TokenizerPart(
             source=None,
-            revision="t1",
+            revision="3" * 40,
             files=(make_file("tokenizer.json"),),
             compiled=make_digest("compiled"),
             vocab_size=640,
