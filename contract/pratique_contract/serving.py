@@ -3,7 +3,7 @@
 It says what to load and how to serve; what was *approved* is in the record. The pod reads nothing else about its identity.
 """
 
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from pydantic import Field
 
@@ -41,8 +41,14 @@ class TokenizerSource(ContractModel):
     revision: str | None = None
 
 
+# What the built-in engines compute. ``Int8WeightOnly`` takes ``config`` ``{keep: [layer names with * and ?]}``.
+QuantizationMethod = Literal["None", "Int8WeightOnly"]
+QUANTIZATION_METHODS: Final[tuple[str, ...]] = get_args(QuantizationMethod)
+
+
 class QuantizationSpec(ContractModel):
-    """How the weights are computed. ``dtype`` None means the dtype the checkpoint was saved in."""
+    """How the weights are computed. ``dtype`` None means the dtype the checkpoint was saved in. ``method`` is one of
+    ``QUANTIZATION_METHODS``; another one, or a setting it does not have, is a ``QuantizationMismatch`` and says so."""
 
     method: str = "None"
     dtype: DType | None = None

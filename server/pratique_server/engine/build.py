@@ -1,7 +1,6 @@
 """From a specification to a loaded engine: the one place that knows which engine a name means."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ def build_engine(spec: ServingSpec, *, poison_freed: bool = False) -> StepEngine
     check_supported(spec)
     normalize_flags(spec.engine)  # an unknown argument is refused before minutes of loading
     device, begun = choose_device(), time.monotonic()
-    loaded = load_model(Path(spec.model.path), dtype=spec.quantization.dtype, device=device)
+    loaded = load_model(spec.model, quantization=spec.quantization, device=device)
     settings = make_settings(spec, context_limit=loaded.context_limit, dtype=loaded.dtype)
     facts: dict[str, Any] = {"loadSeconds": round(time.monotonic() - begun, 3)}
     if spec.engine.name == "Naive":

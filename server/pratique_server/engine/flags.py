@@ -11,7 +11,9 @@ from typing import Any, Final, Literal
 from pratique_contract import ServingSpec
 from pratique_contract.manifest import DType
 from pratique_contract.serving import EngineSpec
+from pratique_server.engine.adapters import check_declared
 from pratique_server.engine.protocol import LoadError
+from pratique_server.engine.quantization import normalize_config
 
 # First value: the default. ``packed-check`` says what to do when the model does not compute the same packed as alone.
 KNOWN_ARGS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -68,17 +70,8 @@ def parse_args(engine: EngineSpec) -> dict[str, str]:
 
 def check_supported(spec: ServingSpec) -> None:
     """Raise ``LoadError`` for what the built-in engines cannot do: nothing that was asked for is silently left out."""
-    if spec.quantization.method != "None":
-        raise LoadError(
-            f"quantization.method is {spec.quantization.method}, which the {spec.engine.name} engine cannot compute.",
-            part="quantization",
-        )
-    if spec.quantization.config:
-        raise LoadError("quantization.config is set, but quantization.method is None.", part="quantization")
-    if spec.model.adapters:
-        raise LoadError(
-            f"model.adapters is set, but the {spec.engine.name} engine cannot apply adapters.", part="adapters"
-        )
+    normalize_config(spec.quantization)
+    check_declared(spec.model.adapters, engine=spec.engine.name)
     cache = spec.engine.kv_cache
     if cache.blocks is not None and cache.memory_bytes is not None:
         raise LoadError("engine.kvCache names both blocks and memoryBytes; give one.", part="servingFlags")

@@ -7,6 +7,7 @@ shows.
 import functools
 import hashlib
 import platform
+import re
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,6 +62,35 @@ def device_class(device: str) -> str:
     return f"cpu-{torch.backends.cpu.get_cpu_capability().lower()}"
 
 
+def kernel_facts() -> dict[str, str]:
+    """Which numeric kernels torch was built with and may use here, for whoever compares two hosts' outputs."""
+    built = torch.__config__.show()
+    found = {
+        "cpuCapability": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor(),
+        "blas": _search(r"BLAS_INFO=(\w+)", built),
+        "mkl": _search(r"Math Kernel Library Version (\S+)", built),
+        "oneDnn": _search(r"MKL-DNN v(\S+)", built) if torch.backends.mkldnn.is_available() else "",  # type: ignore[no-untyped-call]
+        "openMp": _search(r"OpenMP (\d+)", built),
+        "cuda": str(torch.version.cuda or ""),
+        "cuDnn": str(torch.backends.cudnn.version() or "") if torch.cuda.is_available() else "",  # type: ignore[no-untyped-call]
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _search(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found[1] if found else ""
+
+
+def _processor() -> str:
+    """The processor's own name; empty where the kernel does not say (then only ``machine`` is known)."""
+    try:
+        return _search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return ""
+
+
 def make_identity(spec: ServingSpec, loaded: LoadedModel, *, device: str, facts: dict[str, Any]) -> EngineIdentity:
     """Put together what the gate compares. ``facts`` are the engine's own runtime facts; host facts are added here."""
     return EngineIdentity(
@@ -71,10 +101,10 @@ def make_identity(spec: ServingSpec, loaded: LoadedModel, *, device: str, facts:
         architecture=loaded.architecture,
         model_files=loaded.files,
         dtype=loaded.dtype,
-        quantization_method="None",
-        quantization_config={},
-        quantized_tensors=[],
-        kept_tensors=[],
+        quantization_method=loaded.quantization.method,
+        quantization_config=loaded.quantization.config,
+        quantized_tensors=loaded.quantization.quantized,
+        kept_tensors=loaded.quantization.kept,
         vocab_size=loaded.vocab_size,
         context_limit=loaded.context_limit,
         flags=normalize_flags(spec.engine),
@@ -86,6 +116,9 @@ def make_identity(spec: ServingSpec, loaded: LoadedModel, *, device: str, facts:
             "threads": torch.get_num_threads(),
             "checkpointTensors": len(loaded.tensors),
             **applied_thread_settings(),
+            "reading": loaded.reading.describe(),
+            "kernels": kernel_facts(),
             **facts,
         },
+        adapters=loaded.adapters,
     )

@@ -1,10 +1,10 @@
 """Load a model folder into an unmodified Hugging Face model, with the digest of every file that was used.
 
-In: a folder with ``config.json`` and safetensors (one file, or shards with an index), and the dtype to compute
-in. Out: the model in evaluation mode and one ``LoadedFile`` for each file read. The rule: what is hashed is what
-is used, what is used is everything the architecture needs and everything the folder declares. A missing,
-left-over or misshapen tensor is an error, never a random initialisation. Code and pickles from the folder are
-never run.
+In: a folder with ``config.json`` and safetensors (one file, or shards with an index), the dtype to compute in, adapters to merge
+and a quantization to apply. Out: the model in evaluation mode and one ``LoadedFile`` for each file read. The rule: what is
+hashed is what is used, what is used is everything the architecture needs and everything the folder declares. A missing,
+left-over or misshapen tensor is an error, never a random initialisation. Pickles from the folder are never opened, its
+Python files run only when the release names that (``trust_remote_code``).
 """
 
 import json
@@ -15,20 +15,22 @@ from typing import Any, Final
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from pratique_contract.manifest import DType
-from pratique_server.engine.protocol import LoadedFile, LoadError
-from pratique_server.engine.safetensors_file import read_safetensors
+from pratique_contract.serving import ModelSource, QuantizationSpec
+from pratique_server.engine.adapters import merge_adapters
+from pratique_server.engine.architecture import CONFIG_FILE, Architecture, choose_architecture
+from pratique_server.engine.protocol import LoadedAdapter, LoadedFile, LoadError
+from pratique_server.engine.quantization import AppliedQuantization, apply_quantization
+from pratique_server.engine.remote_code import read_remote_code
+from pratique_server.engine.weights import ReadingFacts, listed, read_bytes, read_weights
 from pratique_server.release.files import CONFIG_OMITTED, JSON_ERRORS, hash_json_bytes
 
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
-CONFIG_FILE: Final = "config.json"
-_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_NAMES_SHOWN: Final = 5
+ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
+# Where quantizers keep their settings, in the configuration or beside it.
+_QUANTIZER_FIELDS: Final = ("quantization_config", "compression_config")
+_QUANTIZER_FILES: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 DTYPES: Final[dict[DType, torch.dtype]] = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}
 _DTYPE_NAMES: Final = {value: name for name, value in DTYPES.items()}
@@ -46,117 +48,99 @@ class LoadedModel:
     context_limit: int
     files: list[LoadedFile]
     tensors: list[str]
+    adapters: list[LoadedAdapter]
+    quantization: AppliedQuantization
+    reading: ReadingFacts
 
 
-def load_model(folder: Path, *, dtype: DType | None = None, device: str = "cpu") -> LoadedModel:
-    """Load the folder; ``dtype`` None computes in the type the checkpoint was saved in. Raises ``LoadError``."""
+def load_model(
+    source: ModelSource | Path,
+    *,
+    dtype: DType | None = None,
+    device: str = "cpu",
+    quantization: QuantizationSpec | None = None,
+) -> LoadedModel:
+    """Load the folder, merge its adapters, then quantize. ``dtype`` None (here or in ``quantization``) computes in the type
+    the checkpoint was saved in. Raises ``LoadError``."""
+    source = (
+        source if isinstance(source, ModelSource) else ModelSource(path=str(source), uri=source.absolute().as_uri())
+    )
+    quantization = quantization or QuantizationSpec()
+    folder = Path(source.path)
     if not folder.is_dir():
         raise LoadError(f"The model folder {folder} does not exist or is not a folder.")
     values, config_entry = _read_config(folder)
-    config, architecture = _build_config(values)
-    state, files = _read_weights(folder)
-    chosen = dtype or _checkpoint_dtype(values, state)
-    model = _build_model(config, architecture, state, DTYPES[chosen])
+    code = read_remote_code(folder) if source.trust_remote_code else None
+    architecture = choose_architecture(values, code)
+    weights = read_weights(folder)
+    _refuse_other_contents(folder, weights.tensors)
+    chosen = dtype or quantization.dtype or _checkpoint_dtype(values, weights.tensors)
+    model = _build_model(architecture, weights.tensors, DTYPES[chosen])
     model.requires_grad_(requires_grad=False)
+    names = sorted(weights.tensors)
+    weights.tensors.clear()  # the model has them now: what quantization replaces must be free to go
+    adapters = merge_adapters(model, source)
+    applied = apply_quantization(model, quantization)
     return LoadedModel(
         model=model.to(device).eval(),
         config=model.config,
-        architecture=architecture,
+        architecture=architecture.name,
         dtype=chosen,
         vocab_size=_vocab_size(model),
-        context_limit=_context_limit(config),
-        files=sorted([config_entry, *files], key=lambda entry: entry.path),
-        tensors=sorted(state),
+        context_limit=_context_limit(architecture.config),
+        files=sorted([config_entry, *weights.files, *(code.files if code else [])], key=lambda entry: entry.path),
+        tensors=names,
+        adapters=adapters,
+        quantization=applied,
+        reading=weights.reading,
     )
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], LoadedFile]:
-    content = _read_bytes(folder / CONFIG_FILE)
+    content = read_bytes(folder / CONFIG_FILE)
     try:
         values = json.loads(content)
     except JSON_ERRORS as error:
         raise LoadError(f"{CONFIG_FILE} is not valid JSON: {error}.") from error
     if not isinstance(values, dict):
         raise LoadError(f"{CONFIG_FILE} must hold one JSON object.")
-    if "auto_map" in values or values.get("trust_remote_code"):
-        raise LoadError(
-            f"{CONFIG_FILE} asks for code from the model folder (auto_map); such code is never run. "
-            "Use a model whose architecture is part of the transformers library."
-        )
-    if values.get("quantization_config"):
-        raise LoadError(
-            f"{CONFIG_FILE} declares a quantized checkpoint (quantization_config), which this engine cannot compute."
-        )
+    _refuse_quantized(folder, values)
     return values, hash_json_bytes(CONFIG_FILE, content, CONFIG_OMITTED)
 
 
-def _build_config(values: dict[str, Any]) -> tuple[PreTrainedConfig, str]:
-    model_type = values.get("model_type")
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        raise LoadError(f"{CONFIG_FILE} names model_type {model_type!r}, which the transformers library does not know.")
-    try:
-        config = CONFIG_MAPPING[model_type].from_dict(values)
-    except Exception as error:
-        raise LoadError(f"{CONFIG_FILE} does not describe a valid {model_type} model: {error}.") from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise LoadError(f"A {model_type} model does not generate text; this engine serves causal language models.")
-    architecture = str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
-    declared = values.get("architectures") or [architecture]
-    names = declared if isinstance(declared, list) else [declared]
-    if architecture not in names:
+def _refuse_quantized(folder: Path, values: dict[str, Any]) -> None:
+    """A checkpoint with scales of its own, read as if it had none, is a wrong model that looks right."""
+    inner = values.get("text_config")
+    for name in _QUANTIZER_FIELDS:
+        if declared := values.get(name) or (isinstance(inner, dict) and inner.get(name)):
+            method = declared.get("quant_method") if isinstance(declared, dict) else None
+            raise LoadError(
+                f"{CONFIG_FILE} declares a quantized checkpoint ({name}{f': {method}' if method else ''}), which this "
+                "engine cannot compute. Serve the unquantized one; quantization.method quantizes it while loading.",
+                part="quantization",
+            )
+    if beside := [name for name in _QUANTIZER_FILES if (folder / name).exists()]:
         raise LoadError(
-            f"{CONFIG_FILE} declares the architecture {', '.join(map(str, names))}, but a {model_type} model "
-            f"would be built as {architecture}."
+            f"The model folder has {beside[0]}: a quantized checkpoint, which this engine cannot compute.",
+            part="quantization",
         )
-    return config, architecture
 
 
-def _read_weights(folder: Path) -> tuple[dict[str, torch.Tensor], list[LoadedFile]]:
-    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-    if single.exists() and index.exists():
-        raise LoadError(f"The model folder has both {SINGLE_FILE} and {INDEX_FILE}: it is not clear which is meant.")
-    if single.exists():
-        tensors, entry = read_safetensors(single)
-        return tensors, [entry]
-    if index.exists():
-        return _read_shards(folder)
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
-    if pickles:
+def _refuse_other_contents(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    if (folder / ADAPTER_CONFIG_FILE).exists():
         raise LoadError(
-            f"The model folder has its weights only as {_listed(pickles)}; files that can run code when read are "
-            "refused. Convert the model to safetensors."
+            f"The model folder has {ADAPTER_CONFIG_FILE} beside its weights: whether that adapter is to be applied, or "
+            "already is, cannot be seen. Declare it in model.adapters, in a folder of its own.",
+            part="adapters",
         )
-    raise LoadError(f"The model folder has neither {SINGLE_FILE} nor {INDEX_FILE}.")
-
-
-def _read_shards(folder: Path) -> tuple[dict[str, torch.Tensor], list[LoadedFile]]:
-    content = _read_bytes(folder / INDEX_FILE)
-    try:
-        weight_map = {str(name): str(shard) for name, shard in json.loads(content)["weight_map"].items()}
-    except (*JSON_ERRORS, KeyError, TypeError, AttributeError) as error:
-        raise LoadError(f"{INDEX_FILE} is not a valid index: {error}.") from error
-    shards = sorted(set(weight_map.values()))
-    outside = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]
-    if outside:
-        raise LoadError(f"{INDEX_FILE} names {_listed(outside)}; shards must be safetensors files in the same folder.")
-    missing = [shard for shard in shards if not (folder / shard).is_file()]
-    if missing:
-        raise LoadError(f"{INDEX_FILE} names {_listed(missing)}, which the folder does not have.")
-    state: dict[str, torch.Tensor] = {}
-    files = [hash_json_bytes(INDEX_FILE, content)]
-    for shard in shards:
-        tensors, entry = read_safetensors(folder / shard)
-        _check_shard(shard, set(tensors), {name for name, owner in weight_map.items() if owner == shard})
-        state.update(tensors)
-        files.append(entry)
-    return state, files
-
-
-def _check_shard(shard: str, found: set[str], expected: set[str]) -> None:
-    if absent := sorted(expected - found):
-        raise LoadError(f"{shard} lacks {_listed(absent)}, which {INDEX_FILE} says it holds.")
-    if extra := sorted(found - expected):
-        raise LoadError(f"{shard} holds {_listed(extra)}, which {INDEX_FILE} does not assign to it.")
+    integers = sorted(
+        name for name, tensor in tensors.items() if name.endswith("weight") and not tensor.is_floating_point()
+    )
+    if integers:
+        raise LoadError(
+            f"The checkpoint holds {listed(integers)} as integers: quantized weights, which this engine cannot compute.",
+            part="quantization",
+        )
 
 
 def _checkpoint_dtype(values: dict[str, Any], state: dict[str, torch.Tensor]) -> DType:
@@ -166,27 +150,28 @@ def _checkpoint_dtype(values: dict[str, Any], state: dict[str, torch.Tensor]) ->
     if declared in by_name:
         return by_name[declared]
     if declared:
-        raise LoadError(f"{CONFIG_FILE} says dtype {declared}; this engine computes in FP32, FP16 or BF16.")
+        raise LoadError(
+            f"{CONFIG_FILE} says dtype {declared}; this engine computes in FP32, FP16 or BF16.", part="quantization"
+        )
     floating = next((tensor.dtype for _, tensor in sorted(state.items()) if tensor.is_floating_point()), torch.float32)
     if floating not in _DTYPE_NAMES:
-        raise LoadError(f"The checkpoint is saved as {floating}; name quantization.dtype FP32, FP16 or BF16.")
+        raise LoadError(
+            f"The checkpoint is saved as {floating}; name quantization.dtype FP32, FP16 or BF16.", part="quantization"
+        )
     return _DTYPE_NAMES[floating]
 
 
-def _build_model(
-    config: PreTrainedConfig, architecture: str, state: dict[str, torch.Tensor], dtype: torch.dtype
-) -> PreTrainedModel:
+def _build_model(architecture: Architecture, state: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """Instantiate on the meta device and assign the tensors. The library reports what did not fit; any of it is
     an error."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model, report = model_class.from_pretrained(
+            model, report = architecture.model_class.from_pretrained(
                 None,
-                config=config,
+                config=architecture.config,
                 state_dict=dict(state),
                 dtype=dtype,
                 output_loading_info=True,
@@ -195,8 +180,8 @@ def _build_model(
                 local_files_only=True,
             )
     except Exception as error:
-        raise LoadError(f"{architecture} could not be built from the checkpoint: {error}") from error
-    _check_report(report, architecture)
+        raise LoadError(f"{architecture.name} could not be built from the checkpoint: {error}") from error
+    _check_report(report, architecture.name)
     _check_placed(model)
     return model
 
@@ -206,22 +191,22 @@ def _check_report(report: dict[str, Any], architecture: str) -> None:
         f"{item[0]} (checkpoint {list(item[1])}, architecture {list(item[2])})" for item in report["mismatched_keys"]
     ]
     if mismatched:
-        raise LoadError(f"Tensors have the wrong shape for {architecture}: {_listed(sorted(mismatched))}.")
+        raise LoadError(f"Tensors have the wrong shape for {architecture}: {listed(sorted(mismatched))}.")
     if report["missing_keys"]:
-        raise LoadError(f"The checkpoint lacks tensors of {architecture}: {_listed(sorted(report['missing_keys']))}.")
+        raise LoadError(f"The checkpoint lacks tensors of {architecture}: {listed(sorted(report['missing_keys']))}.")
     if report["unexpected_keys"]:
         raise LoadError(
-            f"The checkpoint holds tensors that {architecture} has no place for: {_listed(sorted(report['unexpected_keys']))}."
+            f"The checkpoint holds tensors that {architecture} has no place for: {listed(sorted(report['unexpected_keys']))}."
         )
     if report["error_msgs"]:
-        raise LoadError(f"{architecture} could not take the checkpoint's tensors: {_listed(report['error_msgs'])}.")
+        raise LoadError(f"{architecture} could not take the checkpoint's tensors: {listed(report['error_msgs'])}.")
 
 
 def _check_placed(model: PreTrainedModel) -> None:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     unplaced = sorted(name for name, tensor in tensors if tensor.is_meta)
     if unplaced:
-        raise LoadError(f"Tensors were left without values: {_listed(unplaced)}.")
+        raise LoadError(f"Tensors were left without values: {listed(unplaced)}.")
 
 
 def _vocab_size(model: PreTrainedModel) -> int:
@@ -234,17 +219,3 @@ def _context_limit(config: PreTrainedConfig) -> int:
     if not isinstance(limit, int) or limit <= 0:
         raise LoadError(f"{CONFIG_FILE} names no max_position_embeddings; the context limit is unknown.")
     return limit
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise LoadError(f"The model folder has no {path.name}.") from error
-    except OSError as error:
-        raise LoadError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"

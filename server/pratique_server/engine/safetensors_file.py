@@ -7,7 +7,6 @@ describes. What remains: two files of one model are read one after the other, so
 gives a mixture; the digests then name that mixture, and the gate refuses it.
 """
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from pratique_server.engine.hashing import CHUNK_BYTES, Digest, open_digest
 from pratique_server.engine.protocol import LoadedFile, LoadError
 from pratique_server.release.files import JSON_ERRORS
 
@@ -32,9 +32,9 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+# Formats that mean nothing without scales that lie elsewhere. Read as numbers they would be a silently wrong model.
+_SCALED_DTYPES: Final = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "F6_E2M3", "F6_E3M2")
 _HEADER_BYTES_MAX: Final = 100 * 1024 * 1024
-# Small enough to be still in the processor's cache when it is hashed.
-_CHUNK_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,22 @@ class _Entry:
 
 
 class _HashingReader:
-    """Reads exactly what is asked, hashing all of it; a short file is an error that names the file."""
+    """Reads exactly what is asked and hands all of it to the digest; a short file is an error that names the file."""
 
-    def __init__(self, file: FileIO, path: Path) -> None:
+    def __init__(self, file: FileIO, path: Path, digest: Digest) -> None:
         self._file = file
         self._path = path
-        self._hasher = hashlib.sha256()
+        self._digest = digest
         self.size = 0
 
     def read_into(self, view: memoryview) -> None:
         position = 0
         while position < len(view):
-            chunk = view[position : position + _CHUNK_BYTES]
+            chunk = view[position : position + CHUNK_BYTES]
             count = self._file.readinto(chunk)
             if not count:
                 raise LoadError(f"{self._path.name} is truncated: it ends after {self.size} bytes.")
-            self._hasher.update(chunk[:count])
+            self._digest.update(chunk[:count])
             position += count
             self.size += count
 
@@ -80,21 +80,22 @@ class _HashingReader:
         if self._file.read(1):
             raise LoadError(f"{self._path.name} has bytes after its last tensor; it is not a valid safetensors file.")
 
-    def digest(self) -> str:
-        return f"sha256:{self._hasher.hexdigest()}"
 
+def read_safetensors(path: Path, *, overlap: bool = False) -> tuple[dict[str, torch.Tensor], LoadedFile]:
+    """Return the file's tensors by name and its entry for the manifest; raises ``LoadError`` with a sentence.
 
-def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], LoadedFile]:
-    """Return the file's tensors by name and its entry for the manifest; raises ``LoadError`` with a sentence."""
+    With ``overlap`` a second thread hashes what this one has read: worth it when a core is free.
+    """
     try:
-        with path.open("rb", buffering=0) as file:
-            reader = _HashingReader(file, path)
+        with path.open("rb", buffering=0) as file, open_digest(overlap=overlap) as digest:
+            reader = _HashingReader(file, path, digest)
             entries = _read_header(reader, path)
             tensors = {entry.name: _read_tensor(reader, entry) for entry in entries}
             reader.expect_end()
+            sha256 = digest.finish()
     except OSError as error:
         raise LoadError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-    return tensors, LoadedFile(path=path.name, size=reader.size, sha256=reader.digest())
+    return tensors, LoadedFile(path=path.name, size=reader.size, sha256=sha256)
 
 
 def _read_header(reader: _HashingReader, path: Path) -> list[_Entry]:
@@ -120,6 +121,12 @@ def _read_header(reader: _HashingReader, path: Path) -> list[_Entry]:
 
 
 def _parse_entry(name: str, item: dict[str, Any]) -> _Entry:
+    if item["dtype"] in _SCALED_DTYPES:
+        raise LoadError(
+            f"Tensor {name} is stored as {item['dtype']}, a quantized format that this engine cannot compute; "
+            "serve the checkpoint in FP32, FP16 or BF16.",
+            part="quantization",
+        )
     if item["dtype"] not in _DTYPES:
         raise ValueError(f"tensor {name} has type {item['dtype']}, which this engine does not read")
     shape = tuple(int(size) for size in item["shape"])

@@ -65,6 +65,11 @@ def hash_bytes_file(path: Path) -> LoadedFile:
     return LoadedFile(path=path.name, size=size, sha256=f"sha256:{hasher.hexdigest()}")
 
 
+def hash_bytes(name: str, content: bytes) -> LoadedFile:
+    """Hash bytes the caller has read, as they are."""
+    return LoadedFile(path=name, size=len(content), sha256=digest_bytes(content))
+
+
 def hash_json_file(path: Path, omitted: Iterable[str] = ()) -> LoadedFile:
     """Hash a JSON file as a value, reading it once. See ``hash_json_bytes``."""
     return hash_json_bytes(path.name, path.read_bytes(), omitted)
@@ -83,7 +88,7 @@ def hash_json_bytes(name: str, content: bytes, omitted: Iterable[str] = ()) -> L
     except JSON_ERRORS:
         value = None
     if not isinstance(value, dict):
-        return LoadedFile(path=name, size=len(content), sha256=digest_bytes(content))
+        return hash_bytes(name, content)
     kept = {key: item for key, item in value.items() if key not in fields}
     encoded = json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"

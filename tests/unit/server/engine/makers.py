@@ -36,12 +36,14 @@ def make_spec(
     block_size: int = 16,
     dtype: str | None = None,
     limits: LimitsSpec | None = None,
+    source: ModelSource | None = None,
+    quantization: QuantizationSpec | None = None,
     **engine: Any,
 ) -> ServingSpec:
     return ServingSpec(
         served_model_name="tiny",
-        model=ModelSource(path=str(model), uri="file:///tiny"),
-        quantization=QuantizationSpec(dtype=dtype),  # type: ignore[arg-type]
+        model=source or ModelSource(path=str(model), uri="file:///tiny"),
+        quantization=quantization or QuantizationSpec(dtype=dtype),  # type: ignore[arg-type]
         engine=EngineSpec(name=name, kv_cache=KvCacheSpec(blocks=blocks, block_size=block_size), **engine),  # type: ignore[arg-type]
         limits=limits or LimitsSpec(),
     )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pratique_contract import ServingSpec
-from pratique_contract.serving import AdapterSource, EngineSpec, KvCacheSpec, ModelSource, QuantizationSpec
+from pratique_contract.serving import EngineSpec, KvCacheSpec, ModelSource, QuantizationSpec
 from pratique_server.engine.flags import check_supported, count_blocks, make_settings, normalize_flags
 from pratique_server.engine.protocol import LoadError
 
@@ -13,6 +13,11 @@ from pratique_server.engine.protocol import LoadError
 def make_spec(**changes: Any) -> ServingSpec:
     values: dict[str, Any] = {"served_model_name": "m", "model": ModelSource(path="/m", uri="file:///m")}
     return ServingSpec(**(values | changes))
+
+
+def with_adapters(*adapters: tuple[str, str, str]) -> dict[str, Any]:
+    sources = [{"name": name, "path": path, "uri": "file:///x", "mode": mode} for name, path, mode in adapters]
+    return {"model": ModelSource.from_json_value({"path": "/m", "uri": "file:///m", "adapters": sources})}
 
 
 def test_defaults_are_filled_in_and_identity_of_other_parts_is_left_out() -> None:
@@ -53,10 +58,24 @@ def test_an_unknown_argument_is_refused(args: tuple[str, ...], sentence: str) ->
         ({"quantization": QuantizationSpec(config={"bits": 4})}, "config is set", "quantization"),
         ({"engine": EngineSpec(kv_cache=KvCacheSpec(blocks=1, memory_bytes=1))}, "both blocks and", "servingFlags"),
         (
-            {"model": ModelSource(path="/m", uri="u", adapters=(AdapterSource(name="a", path="/a", uri="u"),))},
-            "cannot apply adapters",
+            {"quantization": QuantizationSpec(method="Int8WeightOnly", config={"bits": 4})},
+            "always has 8",
+            "quantization",
+        ),
+        ({"quantization": QuantizationSpec(method="Int8WeightOnly", config={"g": 1})}, "not a setting", "quantization"),
+        (
+            {"quantization": QuantizationSpec(method="Int8WeightOnly", config={"keep": "a"})},
+            "not a list",
+            "quantization",
+        ),
+        (
+            with_adapters(("a", "/a", "Static")),
+            "has mode Static; the Torch engine applies adapters as Merged",
             "adapters",
         ),
+        (with_adapters(("a", "/a", "PerRequest")), "Adapter a has mode PerRequest", "adapters"),
+        (with_adapters(("a", "/a", "Merged"), ("a", "/b", "Merged")), "Adapter a is declared twice", "adapters"),
+        (with_adapters(("a", "/a", "Merged"), ("b", "/a/", "Merged")), "b is a again .* merged twice", "adapters"),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused_and_never_left_out(

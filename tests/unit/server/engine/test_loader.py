@@ -111,8 +111,7 @@ def test_a_changed_byte_changes_the_digest_of_that_file_only(folder: Path) -> No
         ),
         (lambda f: edit_config(f, num_hidden_layers=3), "lacks tensors"),
         (lambda f: edit_config(f, num_hidden_layers=1), "no place for"),
-        (lambda f: edit_config(f, auto_map={"AutoModel": "x.Y"}), "never run"),
-        (lambda f: edit_config(f, quantization_config={"quant_method": "gptq"}), "quantized checkpoint"),
+        (lambda f: edit_config(f, model_type="x", auto_map={"AutoModel": "x.Y"}), "only with model.trustRemoteCode"),
         (lambda f: edit_config(f, model_type="no-such-model"), "does not know"),
         (lambda f: edit_config(f, model_type=None), "does not know"),
         (lambda f: edit_config(f, architectures=["BertModel"]), "declares the architecture BertModel"),
@@ -152,6 +151,64 @@ def test_refuses_shards_that_contradict_their_index(
     break_it(folder, shard(folder))
     with pytest.raises(LoadError, match=sentence):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}), r"\(quantization_config: fp8\)"),
+        (lambda f: edit_config(f, text_config={"quantization_config": {"bits": 4}}), "quantized checkpoint"),
+        (lambda f: edit_config(f, compression_config={"format": "x"}), "compression_config"),
+        (lambda f: (f / "hf_quant_config.json").write_text("{}"), "has hf_quant_config.json"),
+        (lambda f: edit_weights(f, lambda w: quantize_one(w, torch.int8)), "q_proj.weight as integers"),
+        (
+            lambda f: edit_weights(f, lambda w: quantize_one(w, torch.float8_e4m3fn)),
+            "q_proj.weight is stored as F8_E4M3",
+        ),
+        (lambda f: edit_config(f, dtype="float8_e4m3fn"), "says dtype float8"),
+    ],
+)
+def test_a_checkpoint_that_is_quantized_already_is_refused_and_never_read_without_its_scales(
+    folder: Path, break_it: Callable[[Path], Any], sentence: str
+) -> None:
+    """Weights taken for numbers without the scales that belong to them load, answer, and are wrong."""
+    break_it(folder)
+    with pytest.raises(LoadError, match=sentence) as caught:
+        load_model(folder)
+    assert caught.value.part == "quantization"
+
+
+def quantize_one(weights: Weights, dtype: torch.dtype) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights[name] = weights[name].to(dtype)
+
+
+def test_pickles_left_by_training_are_not_opened(folder: Path) -> None:
+    for name in ("optimizer.pt", "training_args.bin", "pytorch_model.bin"):
+        (folder / name).write_bytes(b"\x80\x04cos\nsystem\n.")
+    assert "optimizer.pt" not in {entry.path for entry in load_model(folder).files}
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(LoadError, match=r"only as pytorch_model\.bin; files that can run code"):
+        load_model(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(LoadError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json\.$"):
+        load_model(folder)
+
+
+def test_an_adapter_in_the_models_own_folder_is_not_passed_over(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(LoadError, match=r"Declare it in model\.adapters") as caught:
+        load_model(folder)
+    assert caught.value.part == "adapters"
+
+
+def test_how_the_weights_were_read_is_measured(folder: Path) -> None:
+    shard(folder)
+    facts = load_model(folder).reading.describe()
+    assert facts["bytes"] == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert facts["seconds"] > 0
+    assert facts["gigabytesPerSecond"] > 0
+    assert facts["files"] == 2
 
 
 def test_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
