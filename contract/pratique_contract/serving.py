@@ -100,12 +100,15 @@ class DownloadSpec(ContractModel):
     ``credentials_path`` is a folder with one file per key of a Secret: ``token`` (hub, bearer), ``username`` and ``password``
     (registry, https), ``accessKeyId``, ``secretAccessKey`` and ``sessionToken`` (S3), ``ca.crt``. A connection that gives fewer than
     ``bytes_per_second_min`` over ``stall_seconds`` is dropped and resumed elsewhere; attempts are bounded.
+    ``cache_bytes_max`` is the cache volume's own limit where its file system does not know it (``emptyDir.sizeLimit``): the kubelet
+    evicts a pod that writes more, so a download that cannot fit is refused before its first byte.
     """
 
     hub_endpoint: str | None = None
     s3_endpoint: str | None = None
     s3_region: str | None = None
     credentials_path: str | None = None
+    cache_bytes_max: int | None = Field(default=None, gt=0)
     connections: int = Field(default=8, gt=0, le=64)
     stall_seconds: float = Field(default=30.0, gt=0)
     bytes_per_second_min: int = Field(default=1024, ge=0)
