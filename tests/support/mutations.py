@@ -1,6 +1,7 @@
-"""Wrong artefacts: copies of a model folder with exactly one fault each, and harmless copies with none.
+"""Copies of a model folder with exactly one change, and the few wrong artefacts that every suite uses.
 
-A copy shares every unchanged file by hard link. ``FAULTS`` names for each fault the reason the gate must give.
+A copy shares every unchanged file by hard link. ``FAULTS`` names for each fault the reason the gate must give. The full table of
+faults is ``tests/mutation/faults``.
 """
 
 import json
@@ -34,17 +35,18 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
     """Write through a new file: the old one is a hard link into the original."""
-    path.unlink()
+    path.unlink(missing_ok=True)
     path.write_bytes(content)
     path.chmod(0o644)
 
 
-def _edit_json(path: Path, edit: Callable[[Any], None]) -> None:
+def edit_json(path: Path, edit: Callable[[Any], object]) -> None:
+    """Change a JSON file's value in place."""
     value = json.loads(path.read_text(encoding="utf-8"))
     edit(value)
-    _replace(path, json.dumps(value, indent=2, ensure_ascii=False).encode())
+    replace(path, json.dumps(value, indent=2, ensure_ascii=False).encode())
 
 
 def flip_weight_byte(folder: Path) -> None:
@@ -56,14 +58,14 @@ def flip_weight_byte(folder: Path) -> None:
     name = next(name for name in sorted(header) if "mlp" in name)
     offset = 8 + header_size + header[name]["data_offsets"][0]
     content[offset] ^= 1
-    _replace(path, bytes(content))
+    replace(path, bytes(content))
 
 
 def remove_last_merge(folder: Path) -> None:
     def edit(value: Any) -> None:
         value["model"]["merges"].pop()
 
-    _edit_json(folder / "tokenizer.json", edit)
+    edit_json(folder / "tokenizer.json", edit)
 
 
 def swap_two_tokens(folder: Path) -> None:
@@ -74,7 +76,7 @@ def swap_two_tokens(folder: Path) -> None:
         first, second = sorted(token for token, index in vocab.items() if index > 300)[:2]
         vocab[first], vocab[second] = vocab[second], vocab[first]
 
-    _edit_json(folder / "tokenizer.json", edit)
+    edit_json(folder / "tokenizer.json", edit)
 
 
 def change_template_character(folder: Path) -> None:
@@ -82,34 +84,34 @@ def change_template_character(folder: Path) -> None:
     file = folder / "chat_template.jinja"
     if file.exists():
         text = file.read_text(encoding="utf-8")
-        _replace(file, text.replace("helpful", "helpfuI", 1).encode())
+        replace(file, text.replace("helpful", "helpfuI", 1).encode())
         return
 
     def edit(value: Any) -> None:
         value["chat_template"] = value["chat_template"].replace("helpful", "helpfuI", 1)
 
-    _edit_json(folder / "tokenizer_config.json", edit)
+    edit_json(folder / "tokenizer_config.json", edit)
 
 
 def change_eos_id(folder: Path) -> None:
     def edit(value: Any) -> None:
         value["eos_token_id"] = 0
 
-    _edit_json(folder / "generation_config.json", edit)
+    edit_json(folder / "generation_config.json", edit)
 
 
 def change_default_temperature(folder: Path) -> None:
     def edit(value: Any) -> None:
         value["temperature"] = 0.7
 
-    _edit_json(folder / "generation_config.json", edit)
+    edit_json(folder / "generation_config.json", edit)
 
 
 def change_rope_theta(folder: Path) -> None:
     def edit(value: Any) -> None:
         value["rope_parameters"]["rope_theta"] *= 2
 
-    _edit_json(folder / "config.json", edit)
+    edit_json(folder / "config.json", edit)
 
 
 FAULTS: dict[str, tuple[Mutation, Reason]] = {
@@ -128,7 +130,7 @@ def reformat_json(folder: Path) -> None:
     for path in sorted(folder.glob("*.json")):
         value = json.loads(path.read_text(encoding="utf-8"))
         shuffled = dict(reversed(value.items())) if isinstance(value, dict) else value
-        _replace(path, json.dumps(shuffled, indent=7, ensure_ascii=True).encode())
+        replace(path, json.dumps(shuffled, indent=7, ensure_ascii=True).encode())
 
 
 def add_readme(folder: Path) -> None:

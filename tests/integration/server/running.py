@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -17,7 +17,9 @@ import openai
 from pratique_contract import ServingSpec
 from pratique_server.config import ApiLimits, EngineLimits
 from pratique_server.engine.client import start_engine
-from pratique_server.life.loading import StartEngine
+from pratique_server.engine.local import start_local_engine
+from pratique_server.engine.protocol import Engine, EngineError, EngineIdentity
+from pratique_server.life.loading import ServedEngine, StartEngine
 from pratique_server.serve import ServingProcess
 
 READY_SECONDS_MAX = 50.0
@@ -34,6 +36,32 @@ def make_spec(model_dir: Path, **changes: Any) -> ServingSpec:
         "drain": {"pre_stop_seconds": 0.3, "deadline_seconds": 20},
     }
     return ServingSpec.model_validate({**values, **changes})
+
+
+class EngineInThisProcess:
+    """The real engine without a process of its own: nothing to lose, and no second of imports for each test."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def wait_dead(self) -> None:
+        await asyncio.Event().wait()
+
+    async def restart(self) -> EngineIdentity:
+        raise EngineError("There is no process to restart")
+
+
+def served_in_this_process(engine: Engine) -> ServedEngine:
+    """An engine as the serving process wants it."""
+    served: Any = EngineInThisProcess(engine)
+    return cast(ServedEngine, served)
+
+
+async def start_in_this_process(spec: ServingSpec) -> ServedEngine:
+    return served_in_this_process(await start_local_engine(spec))
 
 
 class Running:

@@ -3,11 +3,9 @@
 Real sockets, real model, the server's own wiring. Where the engine process is not the point, the engine runs in this process.
 """
 
-import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -18,12 +16,10 @@ from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_server.api.app import make_app
-from pratique_server.engine.local import start_local_engine
-from pratique_server.engine.protocol import Engine, EngineError, EngineIdentity
-from pratique_server.life.loading import ServedEngine
 from pratique_server.release.offline import record_release
-from tests.integration.server.running import make_spec, serving
+from tests.integration.server.running import make_spec, serving, start_in_this_process
 from tests.support import mutations
+from tests.support.broken_streams import BreakStreams, Events
 from tests.support.mutations import copy_of
 
 QUESTION: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Ahoy"}], "max_tokens": 4}
@@ -36,25 +32,6 @@ async def record(tiny_model_dir: Path) -> ReleaseRecord:
     if tiny_model_dir not in _RECORDS:
         _RECORDS[tiny_model_dir] = await record_release(make_spec(tiny_model_dir))
     return _RECORDS[tiny_model_dir]
-
-
-class EngineInThisProcess:
-    """The real engine without a process of its own: nothing to lose, and no second of imports for each fault."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.identity, self.start, self.cancel = engine.identity, engine.start, engine.cancel
-        self.stats, self.drain, self.close = engine.stats, engine.drain, engine.close
-
-    async def wait_dead(self) -> None:
-        await asyncio.Event().wait()
-
-    async def restart(self) -> EngineIdentity:
-        raise EngineError("There is no process to restart")
-
-
-async def start_in_this_process(spec: ServingSpec) -> ServedEngine:
-    served: Any = EngineInThisProcess(await start_local_engine(spec))
-    return cast(ServedEngine, served)
 
 
 def _spec(model: Path, record: ReleaseRecord | None, folder: Path, **changes: Any) -> ServingSpec:
@@ -165,9 +142,6 @@ async def test_the_record_of_another_release_never_gets_ready(
     _require_refused(spec.model_copy(update={"release": release}), Reason.RECORD_MISSING)
 
 
-Events = list[bytes]
-
-
 def _finish_before_content(events: Events) -> Events:
     """Every event is right and the text is complete; the finish comes one event early."""
     finish = next(index for index, event in enumerate(events) if b'"finish_reason":"' in event)
@@ -186,33 +160,6 @@ def _finish_with_content(events: Events) -> Events:
 
 def _no_done(events: Events) -> Events:
     return [event for event in events if b"[DONE]" not in event]
-
-
-class BreakStreams:
-    """Test-only ASGI wrapper: holds back the body of every event stream and sends it changed."""
-
-    def __init__(self, app: Any, change: Callable[[Events], Events]) -> None:
-        self._app, self._change = app, change
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        held: list[bytes] = []
-        streaming = False
-
-        async def changed_send(message: Any) -> None:
-            nonlocal streaming
-            if message["type"] == "http.response.start":
-                streaming = (b"content-type", b"text/event-stream") in [
-                    (name, value.split(b";")[0]) for name, value in message["headers"]
-                ]
-            elif streaming and message["type"] == "http.response.body":
-                held.append(message.get("body", b""))
-                if message.get("more_body", False):
-                    return
-                events = [event + b"\n\n" for event in b"".join(held).split(b"\n\n") if event]
-                message = {**message, "body": b"".join(self._change(events))}
-            await send(message)
-
-        await self._app(scope, receive, changed_send)
 
 
 @pytest.fixture(params=[_finish_before_content, _finish_with_content, _no_done])
