@@ -12,8 +12,10 @@ from pratique_operator.desired import children as build
 from pratique_operator.errors import ChildConflictError, NotFoundError
 from pratique_operator.kinds import Kind
 from pratique_operator.observe import Snapshot, children_of, is_owned
+from pratique_operator.revision import Target
 from pratique_operator.rollout import Plan
 from pratique_operator.schema import quantity_value
+from pratique_operator.types import InferenceServiceSpec
 
 LOG = logging.getLogger(__name__)
 
@@ -46,23 +48,22 @@ def _same_quantity(observed: Any, intent: Any) -> bool:
 def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) -> int:
     """Carry out the plan; returns the number of writes. What adds comes first, what takes away last, so that a crash in between
     leaves more than is wanted, never less."""
-    if snapshot.target is None or snapshot.spec is None:
-        return 0
     writes = 0
-    for kind, manifest in _additions(snapshot, plan, now=now):
-        writes += _apply(cluster, snapshot, kind, manifest)
+    if snapshot.target is not None and snapshot.spec is not None:
+        for kind, manifest in _additions(snapshot, plan, snapshot.target, snapshot.spec, now=now):
+            writes += _apply(cluster, snapshot, kind, manifest)
     for revision in plan.replicas:
-        if revision != snapshot.target.revision:
+        if snapshot.target is None or revision != snapshot.target.revision:
             writes += _adjust(cluster, snapshot, plan, revision, now=now)
     for revision in plan.remove:
         writes += _remove(cluster, snapshot, revision)
     return writes
 
 
-def _additions(snapshot: Snapshot, plan: Plan, *, now: str) -> list[tuple[Kind, Manifest]]:
-    owner, target, spec = snapshot.owner, snapshot.target, snapshot.spec
-    assert target is not None
-    assert spec is not None
+def _additions(
+    snapshot: Snapshot, plan: Plan, target: Target, spec: InferenceServiceSpec, *, now: str
+) -> list[tuple[Kind, Manifest]]:
+    owner = snapshot.owner
     found: list[tuple[Kind, Manifest]] = []
     options = spec.template.spec if spec.template is not None else None
     if options is None or options.service_account_name is None:

@@ -30,6 +30,7 @@ class OperatorConfig:
     resync_seconds: float = 300.0
     retry_seconds: float = 10.0
     verdict_poll_seconds: float = 3.0
+    progress_seconds: float = 10.0
     verdict_timeout_seconds: float = 3.0
     verdict_workers: int = 8
     request_timeout_seconds: float = 15.0

@@ -8,17 +8,21 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from pratique_contract import PART_REASONS, Reason
-from pratique_contract.reasons import GATE_REASONS
+from pratique_contract.reasons import DOWNLOAD_REASONS, GATE_REASONS
+from pratique_operator.containers import Finding
+from pratique_operator.downloads import SILENT
 from pratique_operator.errors import InvalidSpecError
 from pratique_operator.observe import Snapshot
-from pratique_operator.pods import Finding, PodFacts
+from pratique_operator.pods import PodFacts
 from pratique_operator.rollout import Plan, RolloutState
+from pratique_operator.status_types import PodDownload
 
 _ORDER: Final = (
     *PART_REASONS.values(),
     *sorted(GATE_REASONS - set(PART_REASONS.values())),
-    Reason.DOWNLOAD_FAILED,
+    *sorted(DOWNLOAD_REASONS),
     Reason.OUT_OF_MEMORY,
+    Reason.MOUNT_FAILED,
     Reason.IMAGE_PULL_FAILED,
     Reason.CRASH_LOOPING,
 )
@@ -31,13 +35,28 @@ def find_problem(snapshot: Snapshot) -> Finding | None:
         return Finding(Reason.INVALID_SPEC if invalid else Reason.RECORD_MISSING, str(snapshot.blocked))
     if snapshot.target is None:
         return None
-    failing = [(pod, pod.failure) for pod in snapshot.pods_of(snapshot.target.revision)]
+    failing = [(pod, pod.failure) for pod in find_failing(snapshot) if pod.revision == snapshot.target.revision]
     found = [(pod, failure) for pod, failure in failing if failure is not None]
     if found:
         pod, failure = min(found, key=lambda pair: (_rank(pair[1].reason), pair[0].name))
         more = f" ({len(found)} pods fail)" if len(found) > 1 else ""
         return Finding(failure.reason, f"pod {pod.name}: {failure.message}{more}")
     return _refused_pods(snapshot, snapshot.target.revision)
+
+
+def find_failing(snapshot: Snapshot) -> tuple[PodFacts, ...]:
+    """The pods that are broken. One that ended (evicted, a node that went away) is history once its revision is complete
+    without it: Kubernetes keeps such pods for a long time."""
+    return tuple(
+        pod
+        for pod in snapshot.pods
+        if pod.failure is not None and not (pod.ended and _is_complete(snapshot, pod.revision))
+    )
+
+
+def _is_complete(snapshot: Snapshot, revision: str) -> bool:
+    replicas = snapshot.deployments().get(revision, {}).get("spec", {}).get("replicas", 0)
+    return bool(sum(pod.ready for pod in snapshot.pods_of(revision)) >= replicas)
 
 
 def _rank(reason: Reason) -> int:
@@ -56,7 +75,7 @@ def _refused_pods(snapshot: Snapshot, revision: str) -> Finding | None:
     return None
 
 
-def find_wait(snapshot: Snapshot, plan: Plan) -> Finding:
+def find_wait(snapshot: Snapshot, plan: Plan, downloads: tuple[PodDownload, ...] = ()) -> Finding:
     """What the target waits for, as far as is known."""
     assert snapshot.target is not None
     if plan.phase == "Paused":
@@ -69,9 +88,9 @@ def find_wait(snapshot: Snapshot, plan: Plan) -> Finding:
     quota = _quota(snapshot, snapshot.target.revision)
     if quota is not None:
         return Finding(Reason.WAITING_FOR_CAPACITY, quota)
-    unready = [pod for pod in pods if not pod.ready and not pod.terminating]
+    unready = [pod for pod in pods if not pod.ready and not pod.terminating and not pod.ended]
     if unready:
-        return _loading(unready, snapshot)
+        return _downloading(unready, downloads) or _loading(unready, snapshot)
     serves = snapshot.entry == snapshot.target.revision and any(pod.ready for pod in pods)
     state = "serves, and its rollout or scaling is being finished" if serves else "is being started"
     return Finding(Reason.LOADING, f"revision {snapshot.target.revision} {state}")
@@ -83,8 +102,20 @@ def _quota(snapshot: Snapshot, revision: str) -> str | None:
     return next((str(c["message"]) for c in found if "exceeded quota" in c.get("message", "")), None)
 
 
+def _downloading(unready: list[PodFacts], downloads: tuple[PodDownload, ...]) -> Finding | None:
+    """While no pod is further than fetching, that is what everybody waits for."""
+    fetching = [pod for pod in unready if pod.fetching]
+    if not fetching or any(pod.running for pod in unready):
+        return None
+    words = {entry.pod: entry.message for entry in downloads}
+    told = next((pod for pod in fetching if words.get(pod.name, SILENT) != SILENT), fetching[0])
+    more = f"; {len(fetching)} pods fetch" if len(fetching) > 1 else ""
+    return Finding(Reason.DOWNLOADING, f"pod {told.name}: {words.get(told.name, SILENT)}{more}")
+
+
 def _loading(unready: list[PodFacts], snapshot: Snapshot) -> Finding:
-    told = next((pod for pod in unready if pod.verdict is not None or pod.hint is not None), unready[0])
+    further = [pod for pod in unready if not pod.fetching]
+    told = next((pod for pod in further if pod.verdict is not None or pod.hint is not None), further[0])
     if told.verdict is not None and not told.verdict.passed:
         return Finding(told.verdict.reason, f"pod {told.name}: {told.verdict.message}")
     if told.hint is not None:
@@ -98,9 +129,19 @@ def _loading(unready: list[PodFacts], snapshot: Snapshot) -> Finding:
     )
 
 
-def deadline_of(snapshot: Snapshot, state: RolloutState, plan: Plan, started_at: datetime | None) -> datetime | None:
-    """When the rollout counts as failed; None when none is running. A revision that has served is not on trial again."""
+def deadline_of(
+    snapshot: Snapshot,
+    state: RolloutState,
+    plan: Plan,
+    started_at: datetime | None,
+    downloads: tuple[PodDownload, ...] = (),
+) -> datetime | None:
+    """When the rollout counts as failed; None when none is running. A revision that has served is not on trial again.
+
+    A download that moves is progress, however long it takes: the time counts from its last move, and anew from its end."""
     running = plan.phase == "Progressing" and not (state.has_served(state.target) and state.entry == state.target)
     if snapshot.spec is None or started_at is None or not running:
         return None
-    return started_at + timedelta(seconds=snapshot.spec.progress_deadline_seconds)
+    moves = [datetime.fromisoformat(entry.progressed_at) for entry in downloads if entry.revision == state.target]
+    ends = [pod.fetched_at for pod in snapshot.pods_of(state.target) if pod.fetched_at is not None]
+    return max([started_at, *moves, *ends]) + timedelta(seconds=snapshot.spec.progress_deadline_seconds)

@@ -88,7 +88,7 @@ def observe_service(
         for child in cluster.list(kind, key.namespace, selector)
         if is_owned(child, owner)
     }
-    pods = [observe_pod(pod) for pod in cluster.list(kinds.POD, key.namespace, selector)]
+    pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
     pods = explain_stuck(cluster, key.namespace, read_verdicts(key.namespace, pods), now=now)
     return Snapshot(
         key=key,
@@ -153,7 +153,7 @@ def rollout_state(snapshot: Snapshot) -> RolloutState:
     deployments = snapshot.deployments()
     return RolloutState(
         target=None if snapshot.target is None else snapshot.target.revision,
-        replicas=0 if spec is None else spec.replicas,
+        replicas=_wanted_replicas(snapshot),
         strategy="Rolling" if spec is None else spec.rollout.strategy,
         paused=False if spec is None else spec.rollout.paused,
         history_limit=20 if spec is None else spec.rollout.revision_history_limit,
@@ -166,6 +166,17 @@ def rollout_state(snapshot: Snapshot) -> RolloutState:
     )
 
 
+def _wanted_replicas(snapshot: Snapshot) -> int:
+    """What the scale subresource says: known even when the rest of the spec cannot be read; else what there is."""
+    if snapshot.spec is not None:
+        return snapshot.spec.replicas
+    stored = snapshot.owner.get("spec", {}).get("replicas")
+    if isinstance(stored, int) and not isinstance(stored, bool) and stored >= 0:
+        return stored
+    serving = snapshot.deployments().get(snapshot.entry or "", {})
+    return int(serving.get("spec", {}).get("replicas", 0))
+
+
 def _traffic(snapshot: Snapshot) -> frozenset[str] | None:
     if snapshot.entry is None:
         return frozenset()
@@ -176,7 +187,7 @@ def _revision_state(deployment: Manifest, pods: tuple[PodFacts, ...]) -> Revisio
     served_at = deployment["metadata"].get("annotations", {}).get(names.ANNOTATION_SERVED_AT)
     return RevisionState(
         replicas=deployment.get("spec", {}).get("replicas", 0),
-        pods=len(pods),
+        pods=sum(not pod.ended for pod in pods),
         ready=sum(pod.ready for pod in pods),
         waiting=sum(pod.waits_for_capacity for pod in pods),
         served_at=None if served_at is None else datetime.fromisoformat(served_at),

@@ -1,4 +1,5 @@
-"""What one pod's own object says: ready, waiting, broken, and why. Pure; the verdict it would tell itself comes from ``verdicts.py``."""
+"""What one pod's own object says: ready, fetching, waiting, broken, and why. Pure; the verdict it would tell itself comes from
+``verdicts.py``, what the kubelet says about a pod that cannot start from ``stuck.py``."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,38 +7,23 @@ from typing import Any, Final
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_operator import names
+from pratique_operator.containers import Finding, clip, find_fetcher_trouble, find_server_trouble
 
 Manifest = dict[str, Any]
 
-MESSAGE_CHARS_MAX: Final = 400
-RESTARTS_MIN: Final = 2
-_PULL_REASONS: Final = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-        "ImageInspectError",
-        "RegistryUnavailable",
-    }
-)
-_START_REASONS: Final = frozenset(
-    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
-)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A reason code and a sentence."""
-
-    reason: Reason
-    message: str
+_NOT_YET: Final = (None, "ContainerCreating", "PodInitializing")
+# What the kubelet says when it evicts a pod that took more disk than it may, or from a disk that is full.
+_DISK_WORDS: Final = ("EmptyDir", "ephemeral")
+UNBOUND_CLAIM: Final = "unbound immediate PersistentVolumeClaims"
 
 
 @dataclass(frozen=True)
 class PodFacts:
     """One pod. ``finding`` is what the kubelet or scheduler reports against it, None when nothing; ``verdict`` None: not known.
-    ``creating``: on a node, container not started yet; ``hint`` is then what the kubelet last complained about."""
+
+    ``fetching``: its first container runs; ``fetched_at``: when that succeeded. ``creating``: on a node since ``creating_since``, the
+    next container not started yet; ``hint`` is then what the kubelet last complained about. ``ended``: it will never run again.
+    ``claims_unbound``: no node yet, maybe because one of its ``claims`` has no volume."""
 
     name: str
     revision: str
@@ -46,16 +32,23 @@ class PodFacts:
     created_at: datetime | None = None
     ready: bool = False
     creating: bool = False
+    creating_since: datetime | None = None
+    fetching: bool = False
+    fetched_at: datetime | None = None
     running: bool = False
     terminating: bool = False
+    ended: bool = False
+    claims: tuple[str, ...] = ()
+    claims_unbound: bool = False
     finding: Finding | None = None
     verdict: Verdict | None = None
     hint: str | None = None
 
     @property
     def may_answer(self) -> bool:
-        """Whether asking it for its verdict makes sense."""
-        return self.running and not self.ready and not self.terminating and self.address is not None
+        """Whether asking it for its verdict makes sense: while it fetches, the verdict says how far it is."""
+        alive = (self.running or self.fetching) and not self.terminating
+        return alive and not self.ready and self.address is not None
 
     @property
     def verified(self) -> bool:
@@ -63,9 +56,16 @@ class PodFacts:
         return self.ready or (self.verdict is not None and self.verdict.passed)
 
     @property
+    def download(self) -> str | None:
+        """How far its fetching is, in its own words; None when it does not fetch or does not say."""
+        if not self.fetching or self.verdict is None or self.verdict.reason is not Reason.DOWNLOADING:
+            return None
+        return self.verdict.message
+
+    @property
     def failure(self) -> Finding | None:
         """Why the pod is broken: its own verdict first, because it says more than the kubelet can."""
-        if self.ready or self.terminating:
+        if self.verified or self.terminating:
             return None
         if self.verdict is not None and self.verdict.result is VerdictResult.FAIL:
             return Finding(self.verdict.reason, self.verdict.message)
@@ -78,12 +78,16 @@ class PodFacts:
         return self.finding is not None and self.finding.reason is Reason.WAITING_FOR_CAPACITY
 
 
-def observe_pod(pod: Manifest) -> PodFacts:
+def observe_pod(pod: Manifest, *, now: datetime) -> PodFacts:
     """Read a pod's object."""
     metadata, status = pod["metadata"], pod.get("status", {})
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
-    container: Manifest = next((c for c in status.get("containerStatuses", ()) if c["name"] == names.CONTAINER), {})
+    server = _container(status.get("containerStatuses"), names.CONTAINER)
+    fetcher = _container(status.get("initContainerStatuses"), names.FETCHER)
     ready = conditions.get("Ready", {}).get("status") == "True"
+    ended = status.get("phase") in ("Failed", "Succeeded")
+    fetched_at = _fetched_at(fetcher)
+    claims = _claims(pod)
     return PodFacts(
         name=metadata["name"],
         revision=metadata.get("labels", {}).get(constants.LABEL_REVISION, ""),
@@ -91,24 +95,57 @@ def observe_pod(pod: Manifest) -> PodFacts:
         address=status.get("podIP"),
         created_at=_time(metadata.get("creationTimestamp")),
         ready=ready and "deletionTimestamp" not in metadata,
-        creating=_is_creating(status, conditions, container),
-        running="running" in container.get("state", {}),
+        creating=_is_creating(status, conditions, server, fetcher),
+        creating_since=fetched_at or _time(conditions.get("PodScheduled", {}).get("lastTransitionTime")),
+        fetching="running" in fetcher.get("state", {}) and not ended,
+        fetched_at=fetched_at,
+        running="running" in server.get("state", {}) and not ended,
         terminating="deletionTimestamp" in metadata,
-        finding=None if ready else _finding(status, conditions, container),
+        ended=ended,
+        claims=claims,
+        claims_unbound=bool(claims) and _has_no_node_for_its_claims(status, conditions),
+        finding=None if ready else _finding(status, conditions, server, fetcher, now=now),
     )
+
+
+def _container(statuses: list[Manifest] | None, name: str) -> Manifest:
+    return next((container for container in statuses or () if container["name"] == name), {})
 
 
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _is_creating(status: Manifest, conditions: dict[str, Manifest], container: Manifest) -> bool:
+def _fetched_at(fetcher: Manifest) -> datetime | None:
+    ended = fetcher.get("state", {}).get("terminated", {})
+    return _time(ended.get("finishedAt")) if ended.get("exitCode") == 0 else None
+
+
+def _is_creating(status: Manifest, conditions: dict[str, Manifest], server: Manifest, fetcher: Manifest) -> bool:
     scheduled = conditions.get("PodScheduled", {}).get("status") == "True"
-    waiting = container.get("state", {}).get("waiting", {}).get("reason")
-    return status.get("phase") == "Pending" and scheduled and waiting in (None, "ContainerCreating", "PodInitializing")
+    first = server if _fetched_at(fetcher) is not None or not fetcher else fetcher
+    waiting = first.get("state", {}).get("waiting", {}).get("reason")
+    started = any(state in first.get("state", {}) for state in ("running", "terminated"))
+    return status.get("phase") == "Pending" and scheduled and not started and waiting in _NOT_YET
 
 
-def _finding(status: Manifest, conditions: dict[str, Manifest], container: Manifest) -> Finding | None:
+def _claims(pod: Manifest) -> tuple[str, ...]:
+    volumes = pod.get("spec", {}).get("volumes") or ()
+    found = (volume.get("persistentVolumeClaim", {}).get("claimName") for volume in volumes)
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
+def _has_no_node_for_its_claims(status: Manifest, conditions: dict[str, Manifest]) -> bool:
+    """The scheduler says so, or is silent: it waits for a volume that is being made without writing a condition."""
+    scheduled = conditions.get("PodScheduled")
+    if scheduled is None:
+        return status.get("phase") == "Pending"
+    return scheduled.get("status") == "False" and UNBOUND_CLAIM in (scheduled.get("message") or "")
+
+
+def _finding(
+    status: Manifest, conditions: dict[str, Manifest], server: Manifest, fetcher: Manifest, *, now: datetime
+) -> Finding | None:
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         message = scheduled.get("message") or "the pod is not scheduled yet"
@@ -117,30 +154,6 @@ def _finding(status: Manifest, conditions: dict[str, Manifest], container: Manif
         return Finding(Reason.INVALID_SPEC if missing_claim else Reason.WAITING_FOR_CAPACITY, clip(message))
     if status.get("phase") == "Failed":
         text = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return Finding(Reason.CRASH_LOOPING, clip(text or "the pod failed"))
-    state, last = container.get("state", {}), container.get("lastState", {})
-    waiting = state.get("waiting", {})
-    if waiting.get("reason") in _PULL_REASONS:
-        image = container.get("image", "the image")
-        return Finding(Reason.IMAGE_PULL_FAILED, clip(f"{image}: {waiting.get('message') or waiting['reason']}"))
-    if waiting.get("reason") in _START_REASONS:
-        return Finding(
-            Reason.CRASH_LOOPING, clip(f"the container cannot start: {waiting.get('message') or waiting['reason']}")
-        )
-    ended = state.get("terminated") or last.get("terminated")
-    if ended is None:
-        return None
-    if ended.get("reason") == "OOMKilled":
-        return Finding(Reason.OUT_OF_MEMORY, "the container was killed because it used more memory than its limit")
-    # A container that runs again for a moment between two crashes is still crashing; one restart may have any cause.
-    again = container.get("restartCount", 0) >= RESTARTS_MIN
-    if again or waiting.get("reason") == "CrashLoopBackOff" or "terminated" in state:
-        why = ended.get("message") or ended.get("reason") or "no reason given"
-        return Finding(Reason.CRASH_LOOPING, clip(f"the server exited with code {ended.get('exitCode')}: {why}"))
-    return None
-
-
-def clip(text: str) -> str:
-    """One line that fits into a condition."""
-    flat = " ".join(str(text).split())
-    return flat if len(flat) <= MESSAGE_CHARS_MAX else f"{flat[: MESSAGE_CHARS_MAX - 1]}…"
+        full = status.get("reason") == "Evicted" and any(words in text for words in _DISK_WORDS)
+        return Finding(Reason.DISK_FULL if full else Reason.CRASH_LOOPING, clip(text or "the pod failed"))
+    return find_fetcher_trouble(fetcher, now=now) or find_server_trouble(server)

@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from pratique_contract import Reason
 from pratique_operator import kinds, metrics
 from pratique_operator.apply import apply_plan
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
+from pratique_operator.containers import Finding
+from pratique_operator.downloads import is_only_progress
 from pratique_operator.errors import ChildConflictError, NotFoundError, RejectedError
 from pratique_operator.events import compute_events, post_events
 from pratique_operator.observe import Key, ReadVerdicts, Snapshot, observe_service, rollout_state
-from pratique_operator.pods import Finding
 from pratique_operator.rollout import Plan, plan_rollout
 from pratique_operator.status import StatusResult, compute_status, format_time, merge_patch
 
@@ -50,6 +51,8 @@ class Reconciler:
         self._config = config
         self._read_verdicts = read_verdicts
         self._now = now
+        # When a service's status was last written while it downloads: progress alone is not worth a write every few seconds.
+        self._told_at: dict[Key, datetime] = {}
 
     def reconcile(self, key: Key) -> Outcome:
         """One pass; raises ``ApiError`` or ``UnavailableError`` when the world could not be read or written."""
@@ -68,6 +71,7 @@ class Reconciler:
         now = self._now()
         snapshot = observe_service(self._cluster, key, self._config, read_verdicts=self._read_verdicts, now=now)
         if snapshot is None:
+            self._told_at.pop(key, None)
             return Outcome(0, None)
         plan = plan_rollout(rollout_state(snapshot), now)
         for decision in plan.decisions:
@@ -89,7 +93,7 @@ class Reconciler:
 
     def _write_status(self, snapshot: Snapshot, result: StatusResult, now: datetime) -> int:
         before = snapshot.owner.get("status") or {}
-        if before == result.value:
+        if before == result.value or self._may_wait(snapshot.key, before, result.value, now):
             return 0
         # The precondition keeps a status computed for an older spec from being written over a newer object.
         version = snapshot.owner["metadata"]["resourceVersion"]
@@ -100,8 +104,17 @@ class Reconciler:
             )
         except NotFoundError:
             return 0  # deleted while it was looked at
+        if result.value.get("downloads"):
+            self._told_at[snapshot.key] = now
+        else:
+            self._told_at.pop(snapshot.key, None)
         post_events(self._cluster, snapshot.owner, compute_events(before, result.value), now=format_time(now))
         return 1
+
+    def _may_wait(self, key: Key, before: dict[str, Any], after: dict[str, Any], now: datetime) -> bool:
+        told_at = self._told_at.get(key)
+        recently = told_at is not None and (now - told_at).total_seconds() < self._config.progress_seconds
+        return recently and is_only_progress(before, after)
 
     def _requeue_seconds(
         self, snapshot: Snapshot, plan: Plan, result: StatusResult, now: datetime, *, refused: Finding | None
@@ -110,12 +123,14 @@ class Reconciler:
         if snapshot.blocked is not None or refused is not None:
             # What is missing may be created at any time, and unlabelled objects are not watched.
             waits.append(self._config.retry_seconds)
-        if any(pod.creating for pod in snapshot.pods):
-            # Nor do the kubelet's complaints about a pod that does not start.
+        if any(pod.creating or pod.claims_unbound for pod in snapshot.pods):
+            # Nor are the complaints about a pod that does not start.
             waits.append(self._config.retry_seconds)
-        if any(pod.may_answer for pod in snapshot.pods):
+        if any(pod.may_answer and pod.download is None for pod in snapshot.pods):
             # A verdict changes nothing in the API server; only asking finds out.
             waits.append(self._config.verdict_poll_seconds)
+        if any(pod.download is not None for pod in snapshot.pods):
+            waits.append(self._config.progress_seconds)
         if snapshot.entry is not None and snapshot.endpoints is None:
             waits.append(self._config.retry_seconds)
         if result.deadline is not None:

@@ -84,8 +84,7 @@ def plan_rollout(state: RolloutState, now: datetime) -> Plan:
     """Plan one pass. ``now`` only breaks the tie between revisions marked as served in this very pass."""
     target = state.target
     if target is None:
-        why = "what is wanted is unknown; everything stays as it is"
-        return Plan(state.entry, "Pending", decisions=(Decision(state.entry or "", "hold", why),))
+        return _plan_blocked(state)
     holding = state.paused and state.entry != target
     entry, why = (state.entry, "the rollout is paused") if holding else choose_entry(state, target)
     decisions: list[Decision] = []
@@ -102,6 +101,19 @@ def plan_rollout(state: RolloutState, now: datetime) -> Plan:
         served=_newly_serving(state),
         decisions=tuple(decisions),
     )
+
+
+def _plan_blocked(state: RolloutState) -> Plan:
+    """What is to run is unknown, how many is not: the revision the entry selects follows ``replicas``, the rest stays as it is."""
+    entry = state.entry
+    why = "what is wanted is unknown; everything stays as it is"
+    decisions = [Decision(entry or "", "hold", why)]
+    observed = None if entry is None else state.revisions.get(entry)
+    if entry is None or observed is None:
+        return Plan(entry, "Pending", decisions=tuple(decisions))
+    if observed.replicas != state.replicas:
+        decisions.append(Decision(entry, "scale", f"{observed.replicas} to {state.replicas}: the spec asks for it"))
+    return Plan(entry, "Pending", replicas={entry: state.replicas}, decisions=tuple(decisions))
 
 
 def choose_entry(state: RolloutState, target: str) -> tuple[str, str]:

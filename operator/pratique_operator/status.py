@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pratique_contract import Reason, VerdictResult, constants
+from pratique_contract import Reason, constants
 from pratique_contract.reasons import GATE_REASONS
 from pratique_operator import labels, names
-from pratique_operator.findings import deadline_of, find_problem, find_wait
+from pratique_operator.containers import Finding
+from pratique_operator.downloads import compute_downloads
+from pratique_operator.findings import deadline_of, find_failing, find_problem, find_wait
 from pratique_operator.observe import Snapshot, rollout_state
-from pratique_operator.pods import Finding
+from pratique_operator.pods import PodFacts
 from pratique_operator.rollout import Plan, RolloutState
 from pratique_operator.status_types import (
     VERDICTS_MAX,
     Condition,
     ConditionStatus,
     InferenceServiceStatus,
+    PodDownload,
     PodVerdict,
     RevisionStatus,
     RolloutStatus,
@@ -48,6 +51,7 @@ class _Facts:
     snapshot: Snapshot
     plan: Plan
     state: RolloutState
+    downloads: tuple[PodDownload, ...]
     problem: Finding | None
     late: bool
 
@@ -76,25 +80,31 @@ def compute_status(snapshot: Snapshot, plan: Plan, *, now: datetime, refused: Fi
     before = snapshot.owner.get("status") or {}
     state = rollout_state(snapshot)
     started_at = _started_at(before, state.target, now)
-    deadline = deadline_of(snapshot, state, plan, started_at)
+    downloads = compute_downloads(snapshot.pods, before, now=format_time(now))
+    deadline = deadline_of(snapshot, state, plan, started_at, downloads)
     late = deadline is not None and now >= deadline
-    facts = _Facts(snapshot, plan, state, refused or find_problem(snapshot), late)
+    facts = _Facts(snapshot, plan, state, downloads, refused or find_problem(snapshot), late)
     serving = _serving(facts)
     pods = snapshot.pods_of(snapshot.entry)
     status = InferenceServiceStatus(
         observed_generation=snapshot.owner["metadata"].get("generation"),
         url=names.url(snapshot.key.name, snapshot.key.namespace),
-        replicas=sum(not pod.terminating for pod in pods),
+        replicas=_count_live(pods),
         ready_replicas=sum(pod.ready for pod in pods),
         selector=_selector(snapshot),
         serving=serving,
         candidate=_candidate(facts, serving),
         rollout=_rollout(facts, started_at),
         verdicts=_verdicts(snapshot),
+        downloads=downloads,
         conditions=_conditions(facts, before, now),
     )
     value = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return StatusResult(value, None if late else deadline)
+
+
+def _count_live(pods: tuple[PodFacts, ...]) -> int:
+    return sum(not pod.terminating and not pod.ended for pod in pods)
 
 
 def _started_at(before: Manifest, target: str | None, now: datetime) -> datetime | None:
@@ -139,7 +149,7 @@ def _revision(facts: _Facts, revision: str, *, weight: int) -> RevisionStatus:
         fingerprint=own.fingerprint if own else annotations.get(constants.ANNOTATION_FINGERPRINT),
         model_revision=own.model_revision if own else annotations.get(constants.ANNOTATION_MODEL_REVISION),
         weight=weight,
-        replicas=sum(not pod.terminating for pod in pods),
+        replicas=_count_live(pods),
         ready_replicas=sum(pod.ready for pod in pods),
         verified_replicas=sum(pod.verified for pod in pods),
     )
@@ -160,12 +170,13 @@ def _verdicts(snapshot: Snapshot) -> tuple[PodVerdict, ...]:
         PodVerdict(
             pod=pod.name,
             revision=pod.revision,
-            result="Fail" if pod.verdict is not None and pod.verdict.result is VerdictResult.FAIL else "Unknown",
+            # A gate's reason is a verdict, also when only the last word of a process that ended is left of it.
+            result="Fail" if pod.failure.reason in GATE_REASONS else "Unknown",
             reason=pod.failure.reason,
             message=pod.failure.message[:MESSAGE_CHARS_MAX],
             at=None if pod.verdict is None or pod.verdict.checked_at is None else format_time(pod.verdict.checked_at),
         )
-        for pod in snapshot.pods
+        for pod in find_failing(snapshot)
         if pod.failure is not None
     ]
     return tuple(found[:VERDICTS_MAX])
@@ -205,7 +216,7 @@ def _cause(facts: _Facts) -> Finding:
         return facts.problem
     if facts.snapshot.target is None:
         return Finding(Reason.LOADING, "the spec has not been looked at yet")
-    wait = find_wait(facts.snapshot, facts.plan)
+    wait = find_wait(facts.snapshot, facts.plan, facts.downloads)
     if facts.late:
         return Finding(
             Reason.PROGRESS_DEADLINE_EXCEEDED, f"not ready in time; last known: {wait.reason}: {wait.message}"

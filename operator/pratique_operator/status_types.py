@@ -8,6 +8,7 @@ from pratique_contract.model import ContractModel
 
 CONDITIONS_MAX = 16
 VERDICTS_MAX = 10
+DOWNLOADS_MAX = 10
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -55,6 +56,15 @@ class PodVerdict(ContractModel):
     at: str | None = None
 
 
+class PodDownload(ContractModel):
+    """How far one pod is with fetching, in its own words, and when those last changed."""
+
+    pod: str
+    revision: str
+    message: str
+    progressed_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+
 class InferenceServiceStatus(ContractModel):
     """What the operator observed in its last pass."""
 
@@ -67,6 +77,7 @@ class InferenceServiceStatus(ContractModel):
     candidate: RevisionStatus | None = None
     rollout: RolloutStatus | None = None
     verdicts: tuple[PodVerdict, ...] = Field(default=(), max_length=VERDICTS_MAX)
+    downloads: tuple[PodDownload, ...] = Field(default=(), max_length=DOWNLOADS_MAX)
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=CONDITIONS_MAX,

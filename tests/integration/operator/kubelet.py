@@ -15,7 +15,9 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 Manifest = dict[str, Any]
-Outcome = Literal["ready", "running", "pulling", "pull-failed", "crashing", "oom"]
+Outcome = Literal[
+    "ready", "running", "pulling", "pull-failed", "crashing", "oom", "fetching", "fetch-failed", "fetch-again"
+]
 LABEL = "pratique.test/node"
 HEARTBEAT_SECONDS = 10.0
 PERIOD_SECONDS = 0.05
@@ -23,6 +25,28 @@ PERIOD_SECONDS = 0.05
 
 def timestamp() -> str:
     return datetime.now(UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+
+
+def _fetcher(container: Manifest, outcome: Outcome, now: str) -> Manifest:
+    """The state of the container that fetches; it has succeeded in every outcome that is not about it."""
+    message = "DownloadUnauthorized: 401 from hub.example for owner/name\n"
+    failed = {"startedAt": now, "finishedAt": now, "exitCode": 1, "reason": "Error", "message": message}
+    states: dict[str, Manifest] = {
+        "fetching": {"state": {"running": {"startedAt": now}}},
+        "fetch-failed": {
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": failed},
+            "restartCount": 1,
+        },
+        "fetch-again": {
+            "state": {"running": {"startedAt": now}},
+            "lastState": {"terminated": failed},
+            "restartCount": 2,
+        },
+    }
+    done = {"state": {"terminated": {**failed, "exitCode": 0, "reason": "Completed", "message": ""}}}
+    common = {"name": container["name"], "image": container["image"], "imageID": "", "ready": False, "restartCount": 0}
+    return {**common, **states.get(outcome, done)}
 
 
 class FakeKubelet:
@@ -107,6 +131,7 @@ class FakeKubelet:
         now = timestamp()
         ready = "True" if outcome == "ready" else "False"
         container = pod["spec"]["containers"][0]
+        before_fetched = outcome.startswith("fetch")
         if "podIP" not in pod["status"]:
             self._address += 1
         address = pod["status"].get("podIP", f"10.251.{self._address // 250}.{self._address % 250 + 1}")
@@ -118,6 +143,7 @@ class FakeKubelet:
             "crashing": {"waiting": {"reason": "CrashLoopBackOff"}},
             "oom": {"waiting": {"reason": "CrashLoopBackOff"}},
         }
+        state = {"waiting": {"reason": "PodInitializing"}} if before_fetched else states[outcome]
         ended = {"startedAt": now, "finishedAt": now, "exitCode": 1, "reason": "Error", "message": "no such folder"}
         last = {"crashing": ended, "oom": {**ended, "exitCode": 137, "reason": "OOMKilled"}}.get(outcome)
         status = {
@@ -128,7 +154,7 @@ class FakeKubelet:
                 {"type": kind, "status": status, "lastTransitionTime": now}
                 for kind, status in (
                     ("PodScheduled", "True"),
-                    ("Initialized", "True"),
+                    ("Initialized", "False" if before_fetched else "True"),
                     ("ContainersReady", ready),
                     ("Ready", ready),
                 )
@@ -141,10 +167,11 @@ class FakeKubelet:
                     "ready": outcome == "ready",
                     "started": outcome == "ready",
                     "restartCount": 0 if last is None else 3,
-                    "state": states[outcome],
+                    "state": state,
                     **({"lastState": {"terminated": last}} if last is not None else {}),
                 }
             ],
+            "initContainerStatuses": [_fetcher(init, outcome, now) for init in pod["spec"].get("initContainers", ())],
         }
         metadata = pod["metadata"]
         self._core.patch_namespaced_pod_status(metadata["name"], metadata["namespace"], {"status": status})

@@ -1,5 +1,6 @@
 """Rollouts on a real API server: what exists, what serves and what the status says at every turn."""
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -7,9 +8,13 @@ import pytest
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_operator import kinds, stuck
 from tests.integration.operator.conftest import World, eventually
-from tests.integration.operator.kubelet import timestamp
+from tests.integration.operator.kubelet import Outcome, timestamp
 
 pytestmark = pytest.mark.integration
+
+
+def downloading(message: str) -> Verdict:
+    return Verdict(result=VerdictResult.PENDING, reason=Reason.DOWNLOADING, message=message)
 
 
 def fail(reason: Reason, message: str) -> Verdict:
@@ -242,11 +247,47 @@ def test_container_failures_are_conditions_and_one_event(world: World, outcome: 
     assert told().count(reason) == 1
 
 
+HUB = {"uri": "hf://owner/name", "revision": "a" * 40}
+
+
+def test_download_is_told_from_its_first_byte_to_its_failure_and_its_end(world: World) -> None:
+    """kaito#344: a pod that downloads, or fails to, looked like one that is being created."""
+    outcome: list[Outcome] = ["fetching"]
+    world.kubelet.outcomes[world.namespace] = lambda _: outcome[0]
+    world.operator.verdicts["*"] = downloading("1.0 of 2.0 GB (50 %), 80 MB/s")
+    world.create(model=HUB)
+    eventually(lambda: "1.0 of 2.0 GB" in world.wait_reason("Downloading")["message"], what="the fetcher's words")
+    assert world.condition("Degraded")["status"] == "False"
+    before = world.service()["metadata"]["resourceVersion"]
+    for percent in range(60, 66):
+        world.operator.verdicts["*"] = downloading(f"{percent} %")
+        time.sleep(0.15)
+    # Six moves in a second and not one write: only every progress_seconds (10) would there be one.
+    assert world.service()["metadata"]["resourceVersion"] == before
+    outcome[0] = "fetch-failed"
+    ready = world.wait_reason("DownloadUnauthorized")
+    assert "401 from hub.example for owner/name" in ready["message"]
+    assert world.condition("Degraded")["status"] == "True"
+    (verdict,) = world.status()["verdicts"]
+    assert verdict["reason"] == "DownloadUnauthorized"
+    assert world.status()["downloads"] == []
+    outcome[0] = "fetch-again"
+    eventually(lambda: world.status().get("downloads"), what="the next attempt is seen")
+    assert world.condition()["reason"] == "DownloadUnauthorized"
+    outcome[0] = "ready"
+    world.wait_ready()
+    assert world.status()["downloads"] == []
+    events = world.cluster.list(kinds.EVENT, world.namespace)
+    told = [e["reason"] for e in events if e["involvedObject"]["kind"] == constants.KIND]
+    assert sorted(told) == ["DownloadUnauthorized", "Promoted"]
+
+
 def test_pod_that_cannot_mount_its_model_says_what_the_kubelet_says(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kaito#344: a wrong folder in the spec looked like a pod that is still being created."""
     monkeypatch.setattr(stuck, "STUCK_AFTER", timedelta(seconds=1))
+    monkeypatch.setattr(stuck, "MOUNT_FAILED_AFTER", timedelta(seconds=4))
     world.kubelet.outcomes[world.namespace] = lambda _: "pulling"
     world.create()
     (pod,) = eventually(lambda: world.list(kinds.POD), what="the pod")
@@ -267,4 +308,7 @@ def test_pod_that_cannot_mount_its_model_says_what_the_kubelet_says(
     }
     world.cluster.create(kinds.EVENT, world.namespace, event)
     eventually(lambda: "is not a directory" in world.condition().get("message", ""), what="the kubelet's words")
-    assert world.condition()["reason"] == "Loading"
+    assert world.condition("Degraded")["status"] == "False"
+    failed = world.wait_reason("MountFailed")
+    assert "is not a directory" in failed["message"]
+    assert world.condition("Degraded")["status"] == "True"

@@ -14,6 +14,7 @@ from tests.support.releases import make_record
 
 pytestmark = pytest.mark.integration
 
+HUB = {"uri": "hf://owner/name", "revision": "a" * 40}
 FULL_TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"team": "a"}, "annotations": {"example/note": "b"}},
     "spec": {
@@ -254,6 +255,8 @@ def test_pods_satisfy_the_restricted_pod_security_standard(world: World) -> None
     world.create(model={"uri": "pvc://models/x"}, auth={"apiKeySecretRef": {"name": "keys"}})
     eventually(lambda: world.list(kinds.POD), what="the pod is admitted")
     assert 'persistentvolumeclaim "models" not found' in world.wait_reason("InvalidSpec")["message"]
+    world.create("fetched", model=HUB, download={"credentialsSecretRef": {"name": "hub"}})
+    eventually(lambda: world.list(kinds.POD, "fetched"), what="the pod that fetches is admitted")
     world.create("node-folder")
     refused = world.wait_reason("InvalidSpec", name="node-folder")
     assert "violates PodSecurity" in refused["message"]

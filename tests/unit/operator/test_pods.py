@@ -1,14 +1,22 @@
 """What a pod's own object says, as the kubelet and the scheduler write it."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_operator.pods import PodFacts, observe_pod
+from tests.unit.operator.worlds import NOW
 
 
-def pod(*, phase: str = "Running", deleting: bool = False, **container: Any) -> dict[str, Any]:
+def observe(value: dict[str, Any]) -> PodFacts:
+    return observe_pod(value, now=NOW)
+
+
+def pod(
+    *, phase: str = "Running", deleting: bool = False, fetch: dict[str, Any] | None = None, **container: Any
+) -> dict[str, Any]:
     ready = "True" if container.get("ready") else "False"
     return {
         "metadata": {
@@ -22,27 +30,28 @@ def pod(*, phase: str = "Running", deleting: bool = False, **container: Any) -> 
             "podIP": "10.0.0.1",
             "conditions": [{"type": "Ready", "status": ready}],
             "containerStatuses": [{"name": "server", "image": "i:1", **container}],
+            **({"initContainerStatuses": [{"name": "fetch", "image": "i:1", **fetch}]} if fetch is not None else {}),
         },
     }
 
 
 def found(**container: Any) -> tuple[str, str] | None:
-    finding = observe_pod(pod(**container)).finding
+    finding = observe(pod(**container)).finding
     return None if finding is None else (finding.reason, finding.message)
 
 
 def test_ready_pod_is_verified_and_not_asked() -> None:
-    facts = observe_pod(pod(ready=True, state={"running": {}}))
+    facts = observe(pod(ready=True, state={"running": {}}))
     assert (facts.ready, facts.verified, facts.may_answer, facts.failure) == (True, True, False, None)
 
 
 def test_running_pod_that_is_not_ready_may_be_asked() -> None:
-    facts = observe_pod(pod(state={"running": {}}))
+    facts = observe(pod(state={"running": {}}))
     assert (facts.revision, facts.address, facts.may_answer, facts.verified) == ("rev", "10.0.0.1", True, False)
 
 
 def test_terminating_pod_is_neither_ready_nor_failed() -> None:
-    facts = observe_pod(pod(ready=True, deleting=True, state={"running": {}}))
+    facts = observe(pod(ready=True, deleting=True, state={"running": {}}))
     assert (facts.ready, facts.terminating, facts.failure) == (False, True, None)
 
 
@@ -64,11 +73,42 @@ def test_out_of_memory_is_named_even_while_it_restarts() -> None:
 
 
 def test_crash_loop_repeats_the_last_words_of_the_process() -> None:
-    last = {"terminated": {"reason": "Error", "exitCode": 1, "message": "ModelMismatch: config.json\n is not JSON"}}
+    log = "Traceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'torch'\n"
+    last = {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}
     assert found(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last) == (
         "CrashLooping",
-        "the server exited with code 1: ModelMismatch: config.json is not JSON",
+        "the server exited with code 1: ModuleNotFoundError: No module named 'torch'",
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts"),
+    [
+        ({"terminated": True}, 0),
+        ({"running": {}}, 1),
+        ({"waiting": {"reason": "CrashLoopBackOff"}}, 1),
+        ({"running": {}}, 5),
+    ],
+)
+def test_refused_pod_that_the_kubelet_restarts_keeps_the_gates_reason(state: dict[str, Any], restarts: int) -> None:
+    """After startup.timeoutSeconds a refused pod is restarted; its reason alternated with CrashLooping."""
+    ended = {"terminated": {"reason": "Error", "exitCode": 137, "message": "ModelMismatch: config.json: other bytes\n"}}
+    now = {"state": ended} if "terminated" in state else {"state": state, "lastState": ended}
+    assert found(**now, restartCount=restarts) == ("ModelMismatch", "config.json: other bytes")
+
+
+def test_gates_old_reason_is_over_once_a_restarted_pod_has_proved_itself() -> None:
+    last = {"terminated": {"reason": "Error", "exitCode": 137, "message": "ProbeTimeout: 60 s were not enough"}}
+    assert found(state={"running": {}}, lastState=last, restartCount=1, started=True) is None
+    facts = observe(pod(state={"running": {}}, lastState=last, restartCount=1))
+    passed = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved")
+    assert PodFacts(name="p", revision="r", finding=facts.finding, verdict=passed).failure is None
+
+
+def test_a_word_that_is_no_reason_of_the_gate_is_not_taken_for_one() -> None:
+    last = {"terminated": {"reason": "Error", "exitCode": 1, "message": "Loading: shard 3"}}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    assert found(state=waiting, lastState=last) == ("CrashLooping", "the server exited with code 1: Loading: shard 3")
 
 
 def test_reason_does_not_flap_while_a_crashing_container_runs_for_a_moment() -> None:
@@ -97,7 +137,7 @@ def test_container_that_cannot_be_created() -> None:
 def test_unscheduled_pod(message: str, reason: Reason) -> None:
     value = pod(phase="Pending")
     value["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": message}]
-    facts = observe_pod(value)
+    facts = observe(value)
     assert facts.finding is not None
     assert (facts.finding.reason, facts.finding.message) == (reason, message)
     assert facts.waits_for_capacity == (reason is Reason.WAITING_FOR_CAPACITY)
@@ -106,7 +146,7 @@ def test_unscheduled_pod(message: str, reason: Reason) -> None:
 def test_evicted_pod_says_so() -> None:
     value = pod(phase="Failed")
     value["status"] |= {"reason": "Evicted", "message": "low on memory"}
-    finding = observe_pod(value).finding
+    finding = observe(value).finding
     assert finding is not None
     assert finding.message == "Evicted: low on memory"
 
@@ -128,8 +168,122 @@ def test_pod_on_a_node_whose_container_has_not_started_is_being_created() -> Non
     def creating(**container: Any) -> bool:
         value = pod(phase="Pending", **container)
         value["status"]["conditions"].append({"type": "PodScheduled", "status": "True"})
-        return observe_pod(value).creating
+        return observe(value).creating
 
     assert creating(state={"waiting": {"reason": "ContainerCreating"}})
     assert not creating(state={"waiting": {"reason": "ImagePullBackOff"}})
-    assert not observe_pod(pod(phase="Pending")).creating
+    assert not observe(pod(phase="Pending")).creating
+
+
+def fetching(**fetch: Any) -> PodFacts:
+    return observe(pod(phase="Pending", fetch=fetch, state={"waiting": {"reason": "PodInitializing"}}))
+
+
+def fetch_trouble(**fetch: Any) -> tuple[str, str] | None:
+    finding = fetching(**fetch).finding
+    return None if finding is None else (finding.reason, finding.message)
+
+
+def ended(message: str = "", code: int = 1, **more: Any) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "message": message, "finishedAt": "2026-01-02T03:00:00Z", **more}}
+
+
+def test_pod_that_fetches_is_asked_how_far_it_is_and_is_not_stuck() -> None:
+    facts = fetching(state={"running": {"startedAt": "2026-01-02T03:00:00Z"}})
+    assert (facts.fetching, facts.may_answer, facts.creating, facts.running) == (True, True, False, False)
+    verdict = Verdict(result=VerdictResult.PENDING, reason=Reason.DOWNLOADING, message="1 of 2 GB")
+    told = PodFacts(name="p", revision="r", fetching=True, verdict=verdict)
+    assert (told.download, told.failure) == ("1 of 2 GB", None)
+
+
+def test_fetched_pod_is_being_created_since_its_fetch_ended() -> None:
+    value = pod(phase="Pending", fetch={"state": ended(code=0)}, state={"waiting": {"reason": "PodInitializing"}})
+    value["status"]["conditions"].append({"type": "PodScheduled", "status": "True"})
+    facts = observe(value)
+    assert (facts.creating, facts.fetching, facts.finding) == (True, False, None)
+    assert facts.creating_since == facts.fetched_at == NOW - timedelta(minutes=4, seconds=5)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "DownloadUnauthorized",
+        "DownloadNotFound",
+        "DownloadRateLimited",
+        "DownloadCorrupt",
+        "DownloadStalled",
+        "DiskFull",
+    ],
+)
+def test_failed_fetch_tells_its_own_reason_also_while_the_kubelet_waits(reason: str) -> None:
+    last = ended(f"{reason}: the hub said so\n")
+    assert fetch_trouble(state=last) == (reason, "the hub said so")
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    assert fetch_trouble(state=waiting, lastState=last) == (reason, "the hub said so")
+
+
+def test_failed_fetch_that_says_nothing_known_is_told_by_the_end_of_its_log() -> None:
+    log = "Traceback:\n x\nOSError: Network is unreachable\n"
+    expected = "the fetching container exited with code 1: OSError: Network is unreachable"
+    assert fetch_trouble(state=ended(log)) == ("DownloadFailed", expected)
+    assert fetch_trouble(state=ended("ModelMismatch: x"))[0] == "DownloadFailed"  # type: ignore[index]
+
+
+def test_fetch_out_of_memory_is_named() -> None:
+    """kserve#5326, kserve#5162: the fetcher of a large model was killed and nobody was told."""
+    found = fetch_trouble(
+        state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended(code=137, reason="OOMKilled")
+    )
+    assert found == ("OutOfMemory", "the fetching container was killed because it used more memory than its limit")
+
+
+@pytest.mark.parametrize(("seconds", "stands"), [(5, True), (59, True), (60, False)])
+def test_reason_stands_while_the_next_attempt_begins_and_is_over_when_it_runs_for_a_while(
+    seconds: int, stands: bool
+) -> None:
+    """What is refused at once would otherwise come and go with every attempt."""
+    started = (NOW - timedelta(seconds=seconds)).isoformat()
+    found = fetch_trouble(state={"running": {"startedAt": started}}, lastState=ended("DownloadNotFound: no x"))
+    assert found == (("DownloadNotFound", "no x (the next attempt runs)") if stands else None)
+
+
+def test_later_attempt_that_succeeds_clears_the_reason() -> None:
+    assert fetch_trouble(state=ended(code=0), lastState=ended("DownloadStalled: x")) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ('Usage of EmptyDir volume "cache" exceeds the limit "1Gi". ', "DiskFull"),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ", "DiskFull"),
+        ("The node was low on resource: ephemeral-storage.", "DiskFull"),
+        ("The node was low on resource: memory.", "CrashLooping"),
+    ],
+)
+def test_eviction_for_lack_of_disk_is_named(message: str, reason: str) -> None:
+    """kserve#4852."""
+    value = pod(phase="Failed", fetch={"state": {"running": {}}})
+    value["status"] |= {"reason": "Evicted", "message": message}
+    facts = observe(value)
+    assert facts.finding is not None
+    assert (facts.finding.reason, facts.ended, facts.fetching) == (reason, True, False)
+
+
+def test_claim_without_a_volume_is_noticed_whether_the_scheduler_says_so_or_is_silent() -> None:
+    def waits(conditions: list[dict[str, Any]], claim: str | None = "models") -> bool:
+        value = pod(phase="Pending")
+        value["status"]["conditions"] = conditions
+        value["spec"] = {"volumes": [{"name": "m", "persistentVolumeClaim": {"claimName": claim}}] if claim else []}
+        return observe(value).claims_unbound
+
+    unbound = {
+        "type": "PodScheduled",
+        "status": "False",
+        "message": "pod has unbound immediate PersistentVolumeClaims.",
+    }
+    no_room = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: 1 Insufficient cpu."}
+    assert waits([unbound])
+    assert waits([])
+    assert not waits([], claim=None)
+    assert not waits([no_room])
+    assert not waits([{"type": "PodScheduled", "status": "True"}])

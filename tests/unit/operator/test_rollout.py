@@ -39,10 +39,14 @@ def test_first_deploy_creates_the_target_and_points_the_entry_at_it() -> None:
     assert (result.entry, dict(result.replicas), result.remove, result.phase) == ("new", {"new": 2}, (), "Progressing")
 
 
-def test_unknown_target_leaves_everything_alone() -> None:
-    """Absent is not false: with the record missing nothing that serves may change."""
-    result = plan(state(None, entry="old", revisions={"old": serving()}, traffic=frozenset({"old"})))
-    assert (result.entry, dict(result.replicas), result.remove) == ("old", {}, ())
+def test_unknown_target_leaves_everything_alone_but_the_number_of_serving_pods() -> None:
+    """Absent is not false: with the record missing nothing that serves may change, yet it must go on scaling."""
+    revisions = {"old": serving(), "other": starting()}
+    result = plan(state(None, entry="old", revisions=revisions, traffic=frozenset({"old"})))
+    assert (result.entry, dict(result.replicas), result.remove) == ("old", {"old": 2}, ())
+    scaled = plan(state(None, replicas=5, entry="old", revisions=revisions, traffic=frozenset({"old"})))
+    assert (scaled.entry, dict(scaled.replicas), scaled.remove) == ("old", {"old": 5}, ())
+    assert dict(plan(state(None, entry="gone", revisions={"other": starting()})).replicas) == {}
 
 
 def test_candidate_starts_beside_the_stable_and_takes_no_traffic() -> None:
