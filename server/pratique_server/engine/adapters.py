@@ -25,6 +25,8 @@ from pratique_server.engine.weights import is_pickle, listed, read_bytes
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+# PEFT adds the base weight of a language head it adapts; it must be the one this model has.
+_BASE: Final = ".base_layer.weight"
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def _check_targets(adapter: _Adapter, model: PreTrainedModel, layers: dict[str, 
         wanted.discard(head)
     if unknown := config.unmatched_targets(list(layers)):
         raise LoadError(f"{CONFIG_FILE} targets {listed(sorted(unknown))}, which is no linear layer of this model.")
-    held = {_module_of(name) for name in adapter.tensors}
+    held = {_module_of(name) for name in adapter.tensors if not _is_base_copy(name, adapter, layers)}
     if extra := sorted(held - wanted):
         raise LoadError(f"{WEIGHTS_FILE} holds matrices for {listed(extra)}, which {CONFIG_FILE} does not target.")
     if missing := sorted(wanted - held):
@@ -153,6 +155,17 @@ def _factors(adapter: _Adapter, name: str) -> _Factors | None:
     if a is None:
         return None
     return _Factors(a, adapter.tensors[f"{_PREFIX}{name}{_B}"], adapter.config.scale_of(name))
+
+
+def _is_base_copy(name: str, adapter: _Adapter, layers: dict[str, nn.Module]) -> bool:
+    """Whether the tensor is a copy of a weight that this model has; raises when it is another one's."""
+    module = name.removeprefix(_PREFIX).removesuffix(_BASE)
+    if not name.endswith(_BASE) or module not in layers:
+        return False
+    weight: Tensor = layers[module].weight  # type: ignore[assignment]
+    if not torch.equal(adapter.tensors[name].to(weight.dtype), weight):
+        raise LoadError(f"{WEIGHTS_FILE} holds another {module}.weight than this model: it belongs to another model.")
+    return True
 
 
 def _module_of(tensor: str) -> str:

@@ -138,6 +138,10 @@ B0 = f"base_model.model.{Q0}.lora_B.weight"
         ({"edit": cut(A0)}, f"{Q0} is 64×64 in this model .* it belongs to another model"),
         ({"edit": lambda m: [m.pop(A0), m.pop(B0)]}, f"lacks matrices for {Q0}, which adapter_config.json targets"),
         ({"edit": lambda m: m.update(extra=torch.zeros(1))}, "holds extra, which is no LoRA matrix"),
+        (
+            {"edit": lambda m: m.update({f"base_model.model.{Q0}.base_layer.weight": torch.zeros(64, 64)})},
+            f"holds another {Q0}.weight than this model",
+        ),
         ({"edit": lambda m: m.update({A0: m[A0].to(torch.int8)})}, "a quantized adapter cannot be merged"),
         ({"target_modules": ["q_proj"]}, "holds matrices for .*v_proj.* does not target"),
         ({"target_modules": ["q_proj", "v_proj", "w_proj"]}, "targets w_proj, which is no linear layer"),
