@@ -38,6 +38,7 @@ def choose_spec(
     adapter: Sequence[str] | None = None,
     quantization: str | None = None,
     dtype: str | None = None,
+    trust_remote_code: bool | None = None,
     image: str | None = None,
     max_model_len: int | None = None,
     name: str | None = None,
@@ -45,7 +46,12 @@ def choose_spec(
     """The document the options describe; raises ``CliError`` for options that contradict each other: none is ever ignored."""
     if (config is None) == (model is None):
         raise CliError("Give either --config FILE or --model DIR", code=EXIT_USAGE)
-    numeric = {"--quantization": quantization, "--dtype": dtype, "--max-model-len": max_model_len}
+    numeric = {
+        "--quantization": quantization,
+        "--dtype": dtype,
+        "--max-model-len": max_model_len,
+        "--trust-remote-code": trust_remote_code,
+    }
     if config is not None:
         files = {"--service": service, "--tokenizer": tokenizer, "--chat-template": chat_template, "--adapter": adapter}
         _refuse("--config is a whole document", {**files, "--image": image, **numeric})
@@ -72,6 +78,7 @@ def choose_spec(
         adapters=adapters,
         quantization=quantization,
         dtype=dtype,
+        trust_remote_code=bool(trust_remote_code),
         image=image,
         max_model_len=max_model_len,
         name=name,
@@ -103,6 +110,7 @@ def folder_spec(
     adapters: Mapping[str, Path] | None = None,
     quantization: str | None = None,
     dtype: str | None = None,
+    trust_remote_code: bool = False,
     image: str | None = None,
     max_model_len: int | None = None,
     name: str | None = None,
@@ -119,6 +127,7 @@ def folder_spec(
         "model": {
             "path": str(model),
             "uri": model.resolve().as_uri(),
+            "trustRemoteCode": trust_remote_code,
             "adapters": [
                 {"name": adapter, "path": str(folder), "uri": folder.resolve().as_uri()}
                 for adapter, folder in (adapters or {}).items()

@@ -20,6 +20,14 @@ def serve(
     ] = False,
     name: Annotated[str | None, typer.Option(help="Served model name. Default: the folder's name.")] = None,
     dtype: Annotated[str | None, typer.Option(help="FP32, FP16 or BF16. Default: the checkpoint's.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="None or Int8WeightOnly. Default: None.")] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="Adapter as NAME=DIR, in the order of application; may be repeated.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the Python files in the model's folder.")
+    ] = False,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder of a tokenizer of its own.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Context limit. Default: the model's own.")] = None,
     chat_template: Annotated[Path | None, typer.Option(help="File with the chat template.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1 with --model.")] = None,
@@ -35,8 +43,12 @@ def serve(
         config=config,
         model=model,
         service=None,
+        tokenizer=tokenizer,
         chat_template=chat_template,
+        adapter=adapter,
+        quantization=quantization,
         dtype=dtype,
+        trust_remote_code=trust_remote_code,
         max_model_len=max_model_len,
         name=name,
     )

@@ -1,7 +1,8 @@
 """From a specification to a loaded engine: the one place that knows which engine a name means."""
 
+import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -20,10 +21,15 @@ from pratique_server.engine.torch_engine.model_runner import ModelRunner, RunIte
 from pratique_server.engine.torch_engine.scheduler import Scheduler
 from pratique_server.engine.torch_engine.self_check import (
     RELATIVE_ERROR_MAX,
-    check_determinism,
     compare_packed,
     run_plain,
 )
+from pratique_server.engine.torch_engine.self_test import run_self_test
+
+# One request at a time has no company to depend on.
+_ALONE: Final = {"execution": "one-sequence", "selfTest": {"result": "notNeeded", "goldenRequests": "alone"}}
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(spec: ServingSpec, *, poison_freed: bool = False) -> StepEngine:
@@ -35,7 +41,7 @@ def build_engine(spec: ServingSpec, *, poison_freed: bool = False) -> StepEngine
     settings = make_settings(spec, context_limit=loaded.context_limit, dtype=loaded.dtype)
     facts: dict[str, Any] = {"loadSeconds": round(time.monotonic() - begun, 3)}
     if spec.engine.name == "Naive":
-        return _build_naive(spec, loaded, settings, device=device, facts={**facts, "execution": "one-sequence"})
+        return _build_naive(spec, loaded, settings, device=device, facts=facts)
     return _build_torch(spec, loaded, settings, device=device, facts=facts, poison_freed=poison_freed)
 
 
@@ -45,7 +51,7 @@ def _build_naive(
     return NaiveEngine(
         model=loaded.model,
         capacity=_capacity(loaded, settings, tokens_max=settings.length_max),
-        identity=make_identity(spec, loaded, device=device, facts=facts),
+        identity=make_identity(spec, loaded, device=device, facts={**facts, **_ALONE}),
     )
 
 
@@ -70,7 +76,8 @@ def _build_torch(
                 part="engine",
             )
         runner.use_plain_attention()
-        return _build_naive(spec, loaded, settings, device=device, facts={**facts, "execution": "one-sequence"})
+        return _build_naive(spec, loaded, settings, device=device, facts=facts)
+    facts |= _test_itself(runner, loaded)
     bytes_per_token = _kv_bytes_per_token(runner)
     overhead = tile_overhead_tokens(max_num_seqs=settings.max_num_seqs, block_size=settings.block_size)
     blocks = count_blocks(spec.engine, settings, bytes_per_token=bytes_per_token, overhead_tokens=overhead)
@@ -87,6 +94,15 @@ def _build_torch(
     )
 
 
+def _test_itself(runner: ModelRunner, loaded: LoadedModel) -> dict[str, Any]:
+    test = run_self_test(runner, loaded.vocab_size)
+    if test.passed:
+        logger.info("Passed the self-test of batch and chunk invariance in %.2f s", test.seconds)
+    else:
+        logger.warning("Failed the self-test of batch and chunk invariance: %s", "; ".join(test.differs))
+    return {"selfTest": test.describe()}
+
+
 def check_packed(loaded: LoadedModel, runner: ModelRunner) -> dict[str, Any]:
     """Switch the model to packed attention and prove it against its own plain forward pass. Returns runtime facts:
     ``packedCheck`` is ``passed`` or says what went wrong."""
@@ -95,16 +111,12 @@ def check_packed(loaded: LoadedModel, runner: ModelRunner) -> dict[str, Any]:
         runner.use_packed_attention()
         error = compare_packed(runner, reference)
     except Exception as failure:  # noqa: BLE001 - an architecture may fail in any way; each means that it cannot be packed
-        return {"packedCheck": f"{type(failure).__name__}: {failure}", "deterministic": True}
+        return {"packedCheck": f"{type(failure).__name__}: {failure}"}
     limit = RELATIVE_ERROR_MAX[loaded.dtype]
     # Written so that not-a-number fails.
     if not error <= limit:
-        return {"packedCheck": f"relative error {error:.2g}, allowed {limit:g}", "deterministic": True}
-    return {
-        "packedCheck": "passed",
-        "packedRelativeError": error,
-        "deterministic": check_determinism(runner, reference),
-    }
+        return {"packedCheck": f"relative error {error:.2g}, allowed {limit:g}"}
+    return {"packedCheck": "passed", "packedRelativeError": error}
 
 
 def _kv_bytes_per_token(runner: ModelRunner) -> int:

@@ -155,6 +155,7 @@ def test_a_file_with_two_services_cannot_be_stamped(pratique: Run, record_file: 
         ("release", "record", "--model", ".", "--key", "key.pem"),
         ("release", "build", "--config", "a", "--service", "b"),
         ("release", "build", "--config", "a", "--dtype", "FP32"),
+        ("release", "build", "--config", "a", "--trust-remote-code"),
         ("release", "build", "--model", ".", "--adapter", "sailor"),
         ("release", "build", "--model", ".", "--dtype", "FP8"),
         ("serve",),
@@ -191,6 +192,8 @@ def test_a_folders_image_digest_and_adapters_are_part_of_its_release(tmp_path: P
     )
     assert (spec.engine.image_digest, spec.quantization.method) == (digest, "Int8WeightOnly")
     assert [(adapter.name, adapter.path) for adapter in spec.model.adapters] == [("sailor", str(tmp_path))]
+    assert not spec.model.trust_remote_code
+    assert folder_spec(tmp_path, trust_remote_code=True).model.trust_remote_code
 
 
 def test_a_service_with_a_wrong_field_names_it(pratique: Run, service_file: Path, tmp_path: Path) -> None:

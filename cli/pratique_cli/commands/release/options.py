@@ -1,7 +1,7 @@
 """Options that several release commands take, each declared once.
 
-A release that is loaded has nine of them, and a review takes two releases. ``takes_releases`` gives a command one ``ReleaseOptions`` per
-prefix instead of nine parameters: typer reads a function's signature, so the signature is made of the table.
+A release that is loaded has ten of them, and a review takes two releases. ``takes_releases`` gives a command one ``ReleaseOptions`` per
+prefix instead of ten parameters: typer reads a function's signature, so the signature is made of the table.
 """
 
 import functools
@@ -39,6 +39,7 @@ class ReleaseOptions:
     adapter: list[str] | None = None
     quantization: str | None = None
     dtype: str | None = None
+    trust_remote_code: bool | None = None
     image: str | None = None
 
     @property
@@ -63,6 +64,7 @@ _RELEASE: Final[dict[str, tuple[Any, str]]] = {
     "adapter": (list[str] | None, "Adapter as NAME=DIR, in the order of application; may be repeated."),
     "quantization": (str | None, "Quantization method, as in spec.quantization.method. Default: None."),
     "dtype": (str | None, "FP32, FP16 or BF16. Default: the checkpoint's."),
+    "trust_remote_code": (bool | None, "Run the Python files in the model's folder; they become part of the release."),
     "image": (str | None, "Server image the pods will run; identity only when named by digest."),
 }
 
