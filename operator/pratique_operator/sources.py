@@ -102,8 +102,15 @@ def build_cache_volume(cache: CacheSpec | None, *, allow_file_sources: bool) -> 
         if not allow_file_sources:
             raise InvalidSpecError("spec.download.cache.hostPath", f"it is a folder of the node, {_FILE_SOURCES_HINT}")
         return _volume(names.VOLUME_CACHE, hostPath={"path": cache.host_path, "type": "Directory"})
-    given = cache.empty_dir.size_limit if cache is not None and cache.empty_dir is not None else None
-    return _volume(names.VOLUME_CACHE, emptyDir={"sizeLimit": given or CACHE_SIZE_LIMIT})
+    return _volume(names.VOLUME_CACHE, emptyDir={"sizeLimit": cache_size_limit(cache)})
+
+
+def cache_size_limit(cache: CacheSpec | None) -> str | None:
+    """What the kubelet lets the cache grow to; None when the volume itself is the limit."""
+    if cache is not None and cache.empty_dir is None:
+        return None
+    given = None if cache is None or cache.empty_dir is None else cache.empty_dir.size_limit
+    return given or CACHE_SIZE_LIMIT
 
 
 def _volume(name: str, **source: Any) -> Manifest:

@@ -48,7 +48,9 @@ def _explain_claims(cluster: Cluster, namespace: str, pod: PodFacts) -> PodFacts
     told = []
     for claim in pod.claims:
         fields = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={claim}"
-        newest = _newest(cluster, namespace, fields)
+        found = cluster.list(kinds.EVENT, namespace, fields=fields)
+        # Its controller repeats that it waits; a warning says for what, and until the volume is there none is over.
+        newest = max(found, key=lambda event: (event.get("type") == "Warning", _last_seen(event)), default=None)
         if newest is not None:
             told.append(f"claim {claim} has no volume: {_words(newest)}")
     if not told:

@@ -7,8 +7,8 @@ from pratique_contract import constants, serving
 from pratique_contract.record import ReleaseRecord
 from pratique_operator import names
 from pratique_operator.schema import quantity_value
-from pratique_operator.sources import declared_sources
-from pratique_operator.types import EngineSpec, InferenceServiceSpec
+from pratique_operator.sources import cache_size_limit, declared_sources
+from pratique_operator.types import DownloadSpec, EngineSpec, InferenceServiceSpec
 
 _IMAGE_DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
@@ -76,11 +76,14 @@ def _build_tokenizer(spec: InferenceServiceSpec) -> serving.TokenizerSource | No
 
 
 def _build_download(spec: InferenceServiceSpec) -> serving.DownloadSpec:
-    download = spec.download
-    if download is None:
+    if not any(source.fetched for source in declared_sources(spec)):
         return serving.DownloadSpec()
+    download = spec.download or DownloadSpec()
+    limit = cache_size_limit(download.cache)
+    size = None if limit is None else quantity_value(limit)
     return serving.DownloadSpec(
         **_without_none(
+            cache_bytes_max=None if size is None else max(1, int(size)),
             hub_endpoint=download.hub_endpoint,
             s3_endpoint=download.s3_endpoint,
             s3_region=download.s3_region,

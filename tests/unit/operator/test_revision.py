@@ -154,6 +154,7 @@ def test_serving_document_maps_sources_downloads_and_re_verification() -> None:
             "s3Region": "eu",
             "connections": 3,
             "stallSeconds": 7,
+            "cache": {"emptyDir": {"sizeLimit": "3Gi"}},
         },
         release={"reverify": {"intervalSeconds": 5, "failures": 2, "onFailure": "Unready"}},
     )
@@ -173,6 +174,7 @@ def test_serving_document_maps_sources_downloads_and_re_verification() -> None:
         s3_endpoint="http://minio:9000",
         s3_region="eu",
         credentials_path="/etc/pratique-credentials",
+        cache_bytes_max=3 * 2**30,
         connections=3,
         stall_seconds=7,
     )
@@ -180,9 +182,15 @@ def test_serving_document_maps_sources_downloads_and_re_verification() -> None:
 
 
 def test_what_the_user_did_not_say_is_the_servers_own_default() -> None:
-    serving = ServingSpec.model_validate_json(target(model=HUB, download={}).config_data[constants.SERVING_FILE])
+    built = target(model=HUB, download={"cache": {"claimName": "models"}})
+    serving = ServingSpec.model_validate_json(built.config_data[constants.SERVING_FILE])
     assert (serving.download, serving.release.reverify) == (DownloadSpec(), ReverifySpec())
     assert not serving.model.trust_remote_code
+
+
+def test_fetcher_is_told_the_limit_of_a_cache_nobody_described() -> None:
+    serving = ServingSpec.model_validate_json(target(model=HUB).config_data[constants.SERVING_FILE])
+    assert serving.download == DownloadSpec(cache_bytes_max=20 * 2**30)
 
 
 def test_content_of_the_credentials_is_not_part_of_the_revision() -> None:

@@ -82,7 +82,8 @@ def unplaced(seconds: int, *claims: str) -> PodFacts:
 
 def test_claim_without_a_volume_says_what_the_volume_controller_says() -> None:
     told = event("ProvisioningFailed", 'storageclass "fast" not found')
-    events = Events(lambda fields: [told] if fields.endswith("=models") else [])
+    waiting = event("ExternalProvisioning", "waiting for a volume", seconds_ago=0, kind="Normal")
+    events = Events(lambda fields: [told, waiting] if fields.endswith("=models") else [])
     (pod,) = explain_stuck(cast("Cluster", events), "ns", [unplaced(60, "models", "fine")], now=NOW)
     sentence = 'claim models has no volume: ProvisioningFailed: storageclass "fast" not found'
     assert pod.finding == Finding(Reason.MOUNT_FAILED, sentence)
