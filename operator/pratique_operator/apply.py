@@ -9,12 +9,13 @@ from typing import Any
 from pratique_operator import kinds, metrics, names
 from pratique_operator.cluster import Cluster
 from pratique_operator.desired import children as build
-from pratique_operator.errors import ChildConflictError, NotFoundError
+from pratique_operator.errors import ChildConflictError, ConflictError, NotFoundError
 from pratique_operator.kinds import Kind
 from pratique_operator.observe import Snapshot, children_of, is_owned
 from pratique_operator.revision import Target
 from pratique_operator.rollout import Plan
 from pratique_operator.schema import quantity_value
+from pratique_operator.trust import declared_of, stale_config_maps
 from pratique_operator.types import InferenceServiceSpec
 
 LOG = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def _same_quantity(observed: Any, intent: Any) -> bool:
 def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) -> int:
     """Carry out the plan; returns the number of writes. What adds comes first, what takes away last, so that a crash in between
     leaves more than is wanted, never less."""
-    writes = 0
+    writes = _keep_offers(cluster, snapshot)
     if snapshot.target is not None and snapshot.spec is not None:
         for kind, manifest in _additions(snapshot, plan, snapshot.target, snapshot.spec, now=now):
             writes += _apply(cluster, snapshot, kind, manifest)
@@ -57,7 +58,34 @@ def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) ->
             writes += _adjust(cluster, snapshot, plan, revision, now=now)
     for revision in plan.remove:
         writes += _remove(cluster, snapshot, revision)
+    return writes + _forget_stale(cluster, snapshot, plan)
+
+
+def _keep_offers(cluster: Cluster, snapshot: Snapshot) -> int:
+    """Keep what first pods offer. Created, never applied: whoever is second, another operator or this one before it was killed, finds
+    the name taken and reads in the next pass what was kept."""
+    writes = 0
+    for manifest in [build.build_recorded(snapshot.owner, offer) for offer in snapshot.trust.offers if offer.record]:
+        name = manifest["metadata"]["name"]
+        try:
+            cluster.create(kinds.CONFIG_MAP, snapshot.key.namespace, manifest)
+        except ConflictError:
+            _refuse_foreign(cluster, snapshot, kinds.CONFIG_MAP, name)
+            continue
+        writes += 1
+        metrics.APPLIES.labels(kind=kinds.CONFIG_MAP.kind, result="applied").inc()
+        LOG.info("Kept the first pod's record: %s/%s", snapshot.key.namespace, name)
     return writes
+
+
+def _forget_stale(cluster: Cluster, snapshot: Snapshot, plan: Plan) -> int:
+    """Records go with the last revision that was declared so. While the spec is not understood nothing goes."""
+    target = snapshot.target
+    if target is None:
+        return 0
+    stay = set(snapshot.deployments()) - set(plan.remove)
+    stale = stale_config_maps(snapshot.children, revisions=stay, wanted=target.declared, named=target.record_ref)
+    return sum(_delete(cluster, snapshot, kinds.CONFIG_MAP, child) for child in stale)
 
 
 def _additions(
@@ -79,7 +107,7 @@ def _additions(
                     owner,
                     target,
                     replicas=plan.replicas[target.revision],
-                    served_at=_served_at(deployment, plan, target.revision, now=now),
+                    marks=_marks(snapshot, deployment, plan, now=now),
                     progress_deadline_seconds=spec.progress_deadline_seconds,
                 ),
             ),
@@ -90,9 +118,24 @@ def _additions(
     return found
 
 
-def _served_at(deployment: Manifest | None, plan: Plan, revision: str, *, now: str) -> str | None:
-    known = (deployment or {}).get("metadata", {}).get("annotations", {}).get(names.ANNOTATION_SERVED_AT)
-    return str(known) if known is not None else (now if revision in plan.served else None)
+def _marks(snapshot: Snapshot, deployment: Manifest | None, plan: Plan, *, now: str) -> dict[str, str]:
+    """What is learned about the target's revision while it lives, in annotations of its Deployment: when it first took traffic; under
+    TrustFirst what was declared, what was recorded for it and whether that is approved."""
+    target, spec = snapshot.target, snapshot.spec
+    assert target is not None
+    assert spec is not None
+    known = (deployment or {}).get("metadata", {}).get("annotations", {})
+    served = known.get(names.ANNOTATION_SERVED_AT) or (now if target.revision in plan.served else None)
+    recorded = snapshot.trust.recorded.get(target.declared or "")
+    marks = {
+        names.ANNOTATION_SERVED_AT: served,
+        names.ANNOTATION_DECLARED: target.declared,
+        names.ANNOTATION_RECORDED: recorded.fingerprint if recorded is not None else None,
+        names.ANNOTATION_APPROVED: "true"
+        if recorded is not None and spec.release.fingerprint == recorded.fingerprint
+        else None,
+    }
+    return {name: str(value) for name, value in marks.items() if value is not None}
 
 
 def _apply(cluster: Cluster, snapshot: Snapshot, kind: Kind, manifest: Manifest) -> int:
@@ -124,8 +167,12 @@ def _adjust(cluster: Cluster, snapshot: Snapshot, plan: Plan, revision: str, *, 
     if deployment["spec"].get("replicas") != plan.replicas[revision]:
         body["spec"] = {"replicas": plan.replicas[revision]}
     metadata: Manifest = {}
-    if revision in plan.served:
-        metadata["annotations"] = {names.ANNOTATION_SERVED_AT: now}
+    marks = {names.ANNOTATION_SERVED_AT: now} if revision in plan.served else {}
+    recorded = snapshot.trust.recorded.get(declared_of(deployment) or "")
+    if recorded is not None and names.ANNOTATION_RECORDED not in deployment["metadata"].get("annotations", {}):
+        marks[names.ANNOTATION_RECORDED] = recorded.fingerprint
+    if marks:
+        metadata["annotations"] = marks
     if not body and not metadata:
         return 0
     body["metadata"] = {**metadata, "resourceVersion": deployment["metadata"]["resourceVersion"]}
@@ -141,12 +188,16 @@ def _remove(cluster: Cluster, snapshot: Snapshot, revision: str) -> int:
     writes = 0
     found = children_of(snapshot, revision)
     for kind, child in sorted(found, key=lambda pair: pair[0] == kinds.DEPLOYMENT):
-        metadata = child["metadata"]
-        try:
-            cluster.delete(kind, snapshot.key.namespace, metadata["name"], uid=metadata["uid"])
-        except NotFoundError:
-            continue
-        writes += 1
-        metrics.APPLIES.labels(kind=kind.kind, result="deleted").inc()
-        LOG.info("Deleted %s: %s/%s", kind.kind, snapshot.key.namespace, metadata["name"])
+        writes += _delete(cluster, snapshot, kind, child)
     return writes
+
+
+def _delete(cluster: Cluster, snapshot: Snapshot, kind: Kind, child: Manifest) -> int:
+    metadata = child["metadata"]
+    try:
+        cluster.delete(kind, snapshot.key.namespace, metadata["name"], uid=metadata["uid"])
+    except NotFoundError:
+        return 0
+    metrics.APPLIES.labels(kind=kind.kind, result="deleted").inc()
+    LOG.info("Deleted %s: %s/%s", kind.kind, snapshot.key.namespace, metadata["name"])
+    return 1

@@ -101,6 +101,9 @@ COLUMNS: Final = (
     _column("Candidate", ".status.candidate.revision", "The revision that is on its way"),
     _column("Replicas", ".status.replicas", "Pods of all revisions", type_="integer"),
     _column("Verified", ".status.readyReplicas", "Pods that are verified and ready", type_="integer"),
+    _column(
+        "Approved", ".status.serving.approved", "Whether a person approved the release that serves", type_="boolean"
+    ),
     _column("Reason", _condition("Ready", "reason"), "Why it is ready or not"),
     _column("Age", ".metadata.creationTimestamp", "Age of the service", type_="date"),
     _column("Fingerprint", ".status.serving.fingerprint", "The release that takes traffic", wide=True),

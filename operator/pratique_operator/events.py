@@ -47,12 +47,31 @@ def compute_events(before: Manifest, after: Manifest) -> tuple[ServiceEvent, ...
     progressing, was = _condition(after, "Progressing"), _condition(before, "Progressing")
     if progressing.get("reason") == Reason.WAITING_FOR_CAPACITY and _differs(progressing, was):
         found.append(ServiceEvent("Warning", progressing["reason"], progressing["message"], target))
+    found += _approval_events(before, after, target)
     serving, served = after.get("serving") or {}, before.get("serving") or {}
     if serving.get("weight") == 100 and serving.get("revision") != served.get("revision"):
         came_from = f", after revision {served['revision']}" if served else ""
         text = f"revision {serving['revision']} takes traffic{came_from}"
         found.append(ServiceEvent("Normal", Reason.PROMOTED, text, serving["revision"]))
     return tuple(found)
+
+
+def _approval_events(before: Manifest, after: Manifest, target: str) -> list[ServiceEvent]:
+    """A release was recorded, anew or for the first time, or approved; a candidate turned out not to be covered by a review."""
+    found: list[ServiceEvent] = []
+    recorded, known = after.get("recorded") or {}, before.get("recorded") or {}
+    fingerprint = recorded.get("fingerprint")
+    if recorded.get("approved") and not (known.get("approved") and known.get("fingerprint") == fingerprint):
+        found.append(ServiceEvent("Normal", Reason.VERIFIED, f"release {fingerprint} is approved", target))
+    elif recorded and (known.get("recordRef"), known.get("fingerprint")) != (recorded["recordRef"], fingerprint):
+        text = f"release {fingerprint} was recorded from its first pod (ConfigMap {recorded['recordRef']}); nobody approved it"
+        if known and known["recordRef"] != recorded["recordRef"]:
+            text += f"; what is declared changed: before it was {known['fingerprint']}"
+        found.append(ServiceEvent("Normal", Reason.RECORDED_NOT_APPROVED, text, target))
+    review, was = _condition(after, "ReviewPassed"), _condition(before, "ReviewPassed")
+    if review.get("status") == "False" and (_differs(review, was) or review["message"] != was.get("message")):
+        found.append(ServiceEvent("Warning", review["reason"], review["message"], target))
+    return found
 
 
 def _condition(status: Manifest, name: str) -> Manifest:

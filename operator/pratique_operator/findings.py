@@ -9,6 +9,7 @@ from typing import Final
 
 from pratique_contract import PART_REASONS, Reason
 from pratique_contract.reasons import DOWNLOAD_REASONS, GATE_REASONS
+from pratique_operator.approval import find_hold, find_recording, find_trust_problem
 from pratique_operator.containers import Finding
 from pratique_operator.downloads import SILENT
 from pratique_operator.errors import InvalidSpecError
@@ -35,13 +36,16 @@ def find_problem(snapshot: Snapshot) -> Finding | None:
         return Finding(Reason.INVALID_SPEC if invalid else Reason.RECORD_MISSING, str(snapshot.blocked))
     if snapshot.target is None:
         return None
+    held = find_hold(snapshot)
+    if held is not None:
+        return held
     failing = [(pod, pod.failure) for pod in find_failing(snapshot) if pod.revision == snapshot.target.revision]
     found = [(pod, failure) for pod, failure in failing if failure is not None]
     if found:
         pod, failure = min(found, key=lambda pair: (_rank(pair[1].reason), pair[0].name))
         more = f" ({len(found)} pods fail)" if len(found) > 1 else ""
         return Finding(failure.reason, f"pod {pod.name}: {failure.message}{more}")
-    return _refused_pods(snapshot, snapshot.target.revision)
+    return _refused_pods(snapshot, snapshot.target.revision) or find_trust_problem(snapshot)
 
 
 def find_failing(snapshot: Snapshot) -> tuple[PodFacts, ...]:
@@ -85,6 +89,9 @@ def find_wait(snapshot: Snapshot, plan: Plan, downloads: tuple[PodDownload, ...]
     if waiting:
         assert waiting[0].finding is not None
         return Finding(Reason.WAITING_FOR_CAPACITY, f"pod {waiting[0].name}: {waiting[0].finding.message}")
+    recording = find_recording(snapshot)
+    if recording is not None:
+        return recording
     quota = _quota(snapshot, snapshot.target.revision)
     if quota is not None:
         return Finding(Reason.WAITING_FOR_CAPACITY, quota)

@@ -1,6 +1,8 @@
 """Labels and selectors of the children."""
 
 from pratique_contract import constants
+from pratique_contract.canonical import short_digest
+from pratique_operator import names
 
 Labels = dict[str, str]
 
@@ -18,6 +20,11 @@ def service_labels(service: str) -> Labels:
 def revision_labels(service: str, revision: str) -> Labels:
     """Labels of the children and pods of one revision."""
     return {**service_labels(service), constants.LABEL_REVISION: revision}
+
+
+def declared_label(declared: str) -> Labels:
+    """The declared release, cut to what a label may hold."""
+    return {names.LABEL_DECLARED: short_digest(declared, length=names.LABEL_DECLARED_DIGITS)}
 
 
 def service_selector(service: str) -> Labels:

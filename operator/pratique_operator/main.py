@@ -21,6 +21,7 @@ from pratique_operator.handlers import register
 from pratique_operator.observe import Key
 from pratique_operator.queue import ReconcileQueue
 from pratique_operator.reconcile import Outcome, Reconciler
+from pratique_operator.records import ReadRecord, record_reader
 from pratique_operator.verdicts import VerdictReader, verdict_reader
 
 LOG = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def run() -> int:
         start_http_server(config.metrics_port)
     reader = verdict_reader(cluster, config)
     try:
-        asyncio.run(serve(cluster, config, reader, login=cluster.connection))
+        asyncio.run(serve(cluster, config, reader, record_reader(cluster, config), login=cluster.connection))
     finally:
         reader.close()
     return EXIT_OK
@@ -69,12 +70,13 @@ async def serve(
     cluster: Cluster,
     config: OperatorConfig,
     reader: VerdictReader,
+    read_record: ReadRecord,
     *,
     login: Callable[[], Connection],
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run kopf with our handlers until ``stop`` is set or a signal comes."""
-    reconciler = Reconciler(cluster, config, read_verdicts=reader)
+    reconciler = Reconciler(cluster, config, read_verdicts=reader, read_record=read_record)
 
     async def work(key: Key) -> Outcome:
         return await asyncio.to_thread(reconciler.reconcile, key)

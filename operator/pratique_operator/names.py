@@ -4,6 +4,7 @@ revision. A service's name has at most 50 characters (CEL), a revision 10, so al
 from typing import Final
 
 from pratique_contract import constants
+from pratique_contract.canonical import short_digest
 
 REVISION_DIGITS: Final = 10
 
@@ -21,11 +22,25 @@ VOLUME_CACHE: Final = "cache"
 VOLUME_CREDENTIALS: Final = "credentials"
 VOLUME_FETCH_TMP: Final = "fetch-tmp"
 
+VOLUME_RECORDED: Final = "recorded"
+
 TEMPLATE_DIR: Final = "/etc/pratique-template"
 KEYS_DIR: Final = "/etc/pratique-keys"
 
 # When a revision first had ready endpoints behind the entry Service (RFC 3339); absent: it never served.
 ANNOTATION_SERVED_AT: Final = f"{constants.GROUP}/served-at"
+
+# On a recorded ConfigMap and on Deployments under TrustFirst: the digest of the declared release.
+ANNOTATION_DECLARED: Final = f"{constants.GROUP}/declared-release"
+# The same as a label, cut to what a label's value may hold.
+LABEL_DECLARED: Final = f"{constants.GROUP}/declared-release"
+LABEL_DECLARED_DIGITS: Final = 32
+# On a Deployment: the fingerprint that was recorded for it, and whether somebody approved it. Remembered apart from the record's
+# ConfigMap, so that its loss is not taken for "nothing was recorded yet".
+ANNOTATION_RECORDED: Final = f"{constants.GROUP}/recorded-fingerprint"
+# On a recorded ConfigMap: the fingerprint its first pod had been handed.
+ANNOTATION_PINNED: Final = f"{constants.GROUP}/pinned-fingerprint"
+ANNOTATION_APPROVED: Final = f"{constants.GROUP}/approved"
 
 
 def revision_child(service: str, revision: str) -> str:
@@ -36,6 +51,11 @@ def revision_child(service: str, revision: str) -> str:
 def adapter_volume(adapter: str) -> str:
     """Name of the volume of an adapter that is mounted, and of its folder beside the model's."""
     return f"adapter-{adapter}"
+
+
+def recorded(service: str, declared: str) -> str:
+    """Name of the ConfigMap that keeps the record of a declared release: one per declaration, so it can only be created once."""
+    return f"{service}-recorded-{short_digest(declared, length=REVISION_DIGITS)}"
 
 
 def entry(service: str) -> str:

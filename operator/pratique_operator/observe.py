@@ -3,7 +3,7 @@ an error of the API server ends the pass instead of looking like an empty cluste
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,10 +14,13 @@ from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.kinds import Kind
 from pratique_operator.pods import PodFacts, observe_pod
+from pratique_operator.records import ReadRecord, observe_offers, records_by_revision
 from pratique_operator.references import Reference, References, required_references
+from pratique_operator.review import Candidate, ReviewState, compute_review, served_at
 from pratique_operator.revision import Target, compute_target
 from pratique_operator.rollout import RevisionState, RolloutState
 from pratique_operator.stuck import explain_stuck
+from pratique_operator.trust import Recorded, Trust, declared_of, observe_recorded, unrecorded
 from pratique_operator.types import InferenceServiceSpec, parse_spec
 
 Manifest = dict[str, Any]
@@ -39,7 +42,7 @@ class Key:
 @dataclass(frozen=True)
 class Snapshot:
     """The world at one moment. ``target`` None goes with ``blocked``, the error that says why. ``endpoints`` maps a revision to its
-    ready endpoints behind the entry Service; None: the entry has no endpoint slice yet."""
+    ready endpoints behind the entry Service; None: the entry has no endpoint slice yet. ``review`` None: there is no target to review."""
 
     key: Key
     owner: Manifest
@@ -49,29 +52,45 @@ class Snapshot:
     children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
     pods: tuple[PodFacts, ...] = ()
     endpoints: Mapping[str, int] | None = None
+    trust: Trust = field(default_factory=Trust)
+    review: ReviewState | None = None
 
     @property
     def entry(self) -> str | None:
         """The revision the entry Service selects; None when there is no entry Service."""
-        service = self.children.get((kinds.SERVICE.kind, names.entry(self.key.name)))
-        selector = (service or {}).get("spec", {}).get("selector", {})
-        revision = selector.get(constants.LABEL_REVISION)
-        return None if revision is None else str(revision)
+        return _entry_of(self.children, self.key)
 
     def deployments(self) -> dict[str, Manifest]:
         """The Deployment of each revision that has one."""
-        return {
-            child["metadata"]["labels"][constants.LABEL_REVISION]: child
-            for (kind, _), child in self.children.items()
-            if kind == kinds.DEPLOYMENT.kind and constants.LABEL_REVISION in child["metadata"].get("labels", {})
-        }
+        return _deployments_of(self.children)
 
     def pods_of(self, revision: str | None) -> tuple[PodFacts, ...]:
         return tuple(pod for pod in self.pods if pod.revision == revision)
 
 
+def _entry_of(children: Mapping[ChildKey, Manifest], key: Key) -> str | None:
+    service = children.get((kinds.SERVICE.kind, names.entry(key.name)))
+    selector = (service or {}).get("spec", {}).get("selector", {})
+    revision = selector.get(constants.LABEL_REVISION)
+    return None if revision is None else str(revision)
+
+
+def _deployments_of(children: Mapping[ChildKey, Manifest]) -> dict[str, Manifest]:
+    return {
+        child["metadata"]["labels"][constants.LABEL_REVISION]: child
+        for (kind, _), child in children.items()
+        if kind == kinds.DEPLOYMENT.kind and constants.LABEL_REVISION in child["metadata"].get("labels", {})
+    }
+
+
 def observe_service(
-    cluster: Cluster, key: Key, config: OperatorConfig, *, read_verdicts: ReadVerdicts, now: datetime
+    cluster: Cluster,
+    key: Key,
+    config: OperatorConfig,
+    *,
+    read_verdicts: ReadVerdicts,
+    read_record: ReadRecord,
+    now: datetime,
 ) -> Snapshot | None:
     """Read the service, its children, pods and endpoints; None when the service is gone, on its way out, or
     another operator's."""
@@ -80,7 +99,6 @@ def observe_service(
         return None
     if owner["metadata"].get("labels", {}).get(constants.LABEL_OPERATOR, "") != config.operator_name:
         return None
-    spec, target, blocked = _observe_target(cluster, key, owner, config)
     selector = labels.selector_text(labels.service_selector(key.name))
     children = {
         (kind.kind, child["metadata"]["name"]): child
@@ -88,7 +106,12 @@ def observe_service(
         for child in cluster.list(kind, key.namespace, selector)
         if is_owned(child, owner)
     }
+    recorded = observe_recorded(children)
+    spec, target, blocked = _observe_target(cluster, key, owner, config, recorded)
+    deployments = _deployments_of(children)
+    trusting = {name for name, deployment in deployments.items() if declared_of(deployment) is not None}
     pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
+    pods = [replace(pod, audited=pod.revision in trusting) for pod in pods]
     pods = explain_stuck(cluster, key.namespace, read_verdicts(key.namespace, pods), now=now)
     return Snapshot(
         key=key,
@@ -99,6 +122,30 @@ def observe_service(
         children=children,
         pods=tuple(sorted(pods, key=lambda pod: pod.name)),
         endpoints=_observe_endpoints(cluster, key, pods),
+        trust=Trust(recorded, observe_offers(key.namespace, deployments, recorded, pods, read_record)),
+        review=observe_review(key, spec, target, children, recorded, pods),
+    )
+
+
+def observe_review(
+    key: Key,
+    spec: InferenceServiceSpec | None,
+    target: Target | None,
+    children: Mapping[ChildKey, Manifest],
+    recorded: Mapping[str, Recorded],
+    pods: list[PodFacts],
+) -> ReviewState | None:
+    """The review of the target against what it replaces; None when there is no target."""
+    if spec is None or target is None:
+        return None
+    entry, deployments = _entry_of(children, key), _deployments_of(children)
+    return compute_review(
+        Candidate(target.revision, target.record, target.record_ref),
+        deployments,
+        entry=entry,
+        entry_ready=any(pod.ready for pod in pods if pod.revision == entry),
+        record_of=records_by_revision(key.name, children, deployments, recorded),
+        blocks=spec.release.review_policy == "Block",
     )
 
 
@@ -111,7 +158,7 @@ def is_owned(child: Manifest, owner: Manifest) -> bool:
 
 
 def _observe_target(
-    cluster: Cluster, key: Key, owner: Manifest, config: OperatorConfig
+    cluster: Cluster, key: Key, owner: Manifest, config: OperatorConfig, recorded: Mapping[str, Recorded]
 ) -> tuple[InferenceServiceSpec | None, Target | None, InvalidSpecError | RecordError | None]:
     try:
         spec = parse_spec(owner.get("spec", {}))
@@ -121,7 +168,9 @@ def _observe_target(
         reference: _observe_reference(cluster, key, reference) for reference in sorted(required_references(spec))
     }
     try:
-        target = compute_target(spec, References(objects), service=key.name, namespace=key.namespace, config=config)
+        target = compute_target(
+            spec, References(objects), service=key.name, namespace=key.namespace, config=config, recorded=recorded
+        )
     except (InvalidSpecError, RecordError) as error:
         return spec, None, error
     return spec, target, None
@@ -163,6 +212,8 @@ def rollout_state(snapshot: Snapshot) -> RolloutState:
             revision: _revision_state(deployment, snapshot.pods_of(revision))
             for revision, deployment in sorted(deployments.items())
         },
+        review=snapshot.review.message if snapshot.review is not None and snapshot.review.holds else None,
+        pods_max=_pods_max(snapshot, deployments),
     )
 
 
@@ -177,6 +228,23 @@ def _wanted_replicas(snapshot: Snapshot) -> int:
     return int(serving.get("spec", {}).get("replicas", 0))
 
 
+def _pods_max(snapshot: Snapshot, deployments: Mapping[str, Manifest]) -> dict[str, int]:
+    """Revisions under TrustFirst without a kept record: one pod before the first record; after its loss no more than there are."""
+    recorded = snapshot.trust.recorded
+    missing = unrecorded(deployments, recorded)
+    target = snapshot.target
+    if target is not None and target.declared is not None and target.record is None:
+        missing[target.revision] = target.declared
+    return {
+        revision: max(1, _replicas(deployments.get(revision))) if declared in recorded else 1
+        for revision, declared in missing.items()
+    }
+
+
+def _replicas(deployment: Manifest | None) -> int:
+    return 0 if deployment is None else int(deployment.get("spec", {}).get("replicas", 0))
+
+
 def _traffic(snapshot: Snapshot) -> frozenset[str] | None:
     if snapshot.entry is None:
         return frozenset()
@@ -184,13 +252,12 @@ def _traffic(snapshot: Snapshot) -> frozenset[str] | None:
 
 
 def _revision_state(deployment: Manifest, pods: tuple[PodFacts, ...]) -> RevisionState:
-    served_at = deployment["metadata"].get("annotations", {}).get(names.ANNOTATION_SERVED_AT)
     return RevisionState(
-        replicas=deployment.get("spec", {}).get("replicas", 0),
+        replicas=_replicas(deployment),
         pods=sum(not pod.ended for pod in pods),
         ready=sum(pod.ready for pod in pods),
         waiting=sum(pod.waits_for_capacity for pod in pods),
-        served_at=None if served_at is None else datetime.fromisoformat(served_at),
+        served_at=served_at(deployment),
     )
 
 

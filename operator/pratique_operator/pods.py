@@ -23,7 +23,8 @@ class PodFacts:
 
     ``fetching``: its first container runs; ``fetched_at``: when that succeeded. ``creating``: on a node since ``creating_since``, the
     next container not started yet; ``hint`` is then what the kubelet last complained about. ``ended``: it will never run again.
-    ``claims_unbound``: no node yet, maybe because one of its ``claims`` has no volume."""
+    ``claims_unbound``: no node yet, maybe because one of its ``claims`` has no volume. ``audited``: it is asked for its verdict although
+    it is ready, because under TrustFirst readiness alone does not say which release it is."""
 
     name: str
     revision: str
@@ -43,12 +44,13 @@ class PodFacts:
     finding: Finding | None = None
     verdict: Verdict | None = None
     hint: str | None = None
+    audited: bool = False
 
     @property
     def may_answer(self) -> bool:
         """Whether asking it for its verdict makes sense: while it fetches, the verdict says how far it is."""
         alive = (self.running or self.fetching) and not self.terminating
-        return alive and not self.ready and self.address is not None
+        return alive and (self.audited or not self.ready) and self.address is not None
 
     @property
     def verified(self) -> bool:

@@ -18,6 +18,7 @@ from pratique_operator.downloads import is_only_progress
 from pratique_operator.errors import ChildConflictError, NotFoundError, RejectedError
 from pratique_operator.events import compute_events, post_events
 from pratique_operator.observe import Key, ReadVerdicts, Snapshot, observe_service, rollout_state
+from pratique_operator.records import ReadRecord
 from pratique_operator.rollout import Plan, plan_rollout
 from pratique_operator.status import StatusResult, compute_status, format_time, merge_patch
 
@@ -45,11 +46,18 @@ class Reconciler:
     """Runs passes. Called from worker threads; for one service never twice at a time (the queue sees to that)."""
 
     def __init__(
-        self, cluster: Cluster, config: OperatorConfig, *, read_verdicts: ReadVerdicts, now: Clock = utc_now
+        self,
+        cluster: Cluster,
+        config: OperatorConfig,
+        *,
+        read_verdicts: ReadVerdicts,
+        read_record: ReadRecord,
+        now: Clock = utc_now,
     ) -> None:
         self._cluster = cluster
         self._config = config
         self._read_verdicts = read_verdicts
+        self._read_record = read_record
         self._now = now
         # When a service's status was last written while it downloads: progress alone is not worth a write every few seconds.
         self._told_at: dict[Key, datetime] = {}
@@ -69,7 +77,14 @@ class Reconciler:
 
     def _pass(self, key: Key) -> Outcome:
         now = self._now()
-        snapshot = observe_service(self._cluster, key, self._config, read_verdicts=self._read_verdicts, now=now)
+        snapshot = observe_service(
+            self._cluster,
+            key,
+            self._config,
+            read_verdicts=self._read_verdicts,
+            read_record=self._read_record,
+            now=now,
+        )
         if snapshot is None:
             self._told_at.pop(key, None)
             return Outcome(0, None)
@@ -126,8 +141,9 @@ class Reconciler:
         if any(pod.creating or pod.claims_unbound for pod in snapshot.pods):
             # Nor are the complaints about a pod that does not start.
             waits.append(self._config.retry_seconds)
-        if any(pod.may_answer and pod.download is None for pod in snapshot.pods):
-            # A verdict changes nothing in the API server; only asking finds out.
+        unknown = (pod for pod in snapshot.pods if pod.may_answer and pod.download is None)
+        if any(not (pod.ready and pod.verdict) for pod in unknown) or snapshot.trust.offers:
+            # A verdict or a pod's own record changes nothing in the API server; only asking finds out.
             waits.append(self._config.verdict_poll_seconds)
         if any(pod.download is not None for pod in snapshot.pods):
             waits.append(self._config.progress_seconds)

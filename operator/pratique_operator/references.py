@@ -104,6 +104,15 @@ def inline_chat_template(spec: InferenceServiceSpec, references: References) -> 
     return template.inline
 
 
+def chat_template_text(spec: InferenceServiceSpec, references: References) -> str | None:
+    """The template's text wherever it is kept, a Secret too: to be digested, never copied. None: the tokenizer's own."""
+    template = spec.chat_template
+    if template is not None and template.secret_key_ref is not None:
+        ref = template.secret_key_ref
+        return references.text(Reference("Secret", ref.name), ref.key, where="spec.chatTemplate.secretKeyRef")
+    return inline_chat_template(spec, references)
+
+
 def read_record(spec: InferenceServiceSpec, references: References) -> ReleaseRecord | None:
     """The approved record, or None when none is named. Raises ``RecordError`` saying what is wrong with it."""
     if spec.release.record_ref is None:

@@ -4,17 +4,21 @@ content of the API keys' Secret are not in it.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pratique_contract import ServingSpec, constants
 from pratique_contract.canonical import digest_bytes, digest_json, short_digest
+from pratique_contract.record import ReleaseRecord
 from pratique_operator import names
 from pratique_operator.config import OperatorConfig
+from pratique_operator.declaration import digest_declaration
 from pratique_operator.desired.pod import build_pod_template, image_of, name_revision
 from pratique_operator.desired.serving import build_serving
-from pratique_operator.errors import InvalidSpecError
+from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.references import References, digest_references, inline_chat_template, read_record
+from pratique_operator.trust import Recorded, trusts_first
 from pratique_operator.types import InferenceServiceSpec
 
 # The API server refuses ConfigMaps over 1 MiB; leave room for metadata.
@@ -23,13 +27,17 @@ CONFIG_BYTES_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class Target:
-    """The revision the spec asks for, with all that its children are built from."""
+    """The revision the spec asks for, with all that its children are built from. ``declared`` is set under TrustFirst only.
+    ``record`` is what its pods must match, None when nothing is recorded yet; ``record_ref`` the ConfigMap it is, or will be, in."""
 
     revision: str
     template: dict[str, Any]
     config_data: dict[str, str]
     fingerprint: str | None
     model_revision: str | None
+    declared: str | None = None
+    record: ReleaseRecord | None = None
+    record_ref: str | None = None
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -42,15 +50,28 @@ class Target:
 
 
 def compute_target(
-    spec: InferenceServiceSpec, references: References, *, service: str, namespace: str, config: OperatorConfig
+    spec: InferenceServiceSpec,
+    references: References,
+    *,
+    service: str,
+    namespace: str,
+    config: OperatorConfig,
+    recorded: Mapping[str, Recorded] | None = None,
 ) -> Target:
-    """Build the target; raises ``InvalidSpecError`` or ``RecordError`` when the spec cannot be served."""
+    """Build the target; raises ``InvalidSpecError`` or ``RecordError`` when the spec cannot be served. ``recorded`` is what was
+    recorded under TrustFirst, by declaration."""
     image = image_of(spec, config)
     if not image:
         raise InvalidSpecError("spec.engine.image", "no image is given, and the operator has no default (serverImage)")
     template = build_pod_template(spec, service=service, config=config)
     content = digest_references(spec, references)
     record = read_record(spec, references)
+    trust = None
+    if trusts_first(spec):
+        declared = digest_declaration(spec, references, image=image)
+        trust = _Trusted(declared, names.recorded(service, declared), (recorded or {}).get(declared))
+        spec = _hand_fingerprint(spec, trust)
+        template = mount_recorded(template, trust.config_map)
     serving = build_serving(
         spec,
         service=service,
@@ -61,6 +82,13 @@ def compute_target(
     )
     record_text = "" if record is None else record.to_json()
     unnamed = Target("", template, {}, serving.release.fingerprint, spec.model.revision)
+    if trust is None:
+        unnamed = replace(
+            unnamed, record=record, record_ref=spec.release.record_ref.name if spec.release.record_ref else None
+        )
+    else:
+        kept = trust.recorded.record if trust.recorded is not None else None
+        unnamed = replace(unnamed, declared=trust.declared, record=kept, record_ref=trust.config_map)
     identity = {
         "template": name_revision(template, service=service, revision="", annotations=unnamed.annotations),
         "serving": _serving_text(serving, revision=""),
@@ -78,6 +106,42 @@ def compute_target(
             f"the pod's configuration has {size} bytes; a ConfigMap holds at most {CONFIG_BYTES_MAX}",
         )
     return replace(unnamed, revision=revision, config_data=data)
+
+
+@dataclass(frozen=True)
+class _Trusted:
+    declared: str
+    config_map: str
+    recorded: Recorded | None
+
+
+def _hand_fingerprint(spec: InferenceServiceSpec, trust: _Trusted) -> InferenceServiceSpec:
+    """The spec as its pods are handed it. Once something is recorded, the ConfigMap says what pods must match, and approving that
+    fingerprint later must restart none of them: they keep the one they started with."""
+    if trust.recorded is None:
+        return spec
+    approved = spec.release.fingerprint
+    if approved not in (None, trust.recorded.fingerprint):
+        raise RecordError(
+            f"spec.release.fingerprint approves {approved}, but {trust.recorded.fingerprint} was recorded for what is declared "
+            f"(ConfigMap {trust.config_map}): approve that one, or declare what was approved"
+        )
+    release = spec.release.model_copy(update={"fingerprint": trust.recorded.pinned})
+    return spec.model_copy(update={"release": release})
+
+
+def mount_recorded(template: dict[str, Any], config_map: str) -> dict[str, Any]:
+    """The pod template with the ConfigMap the first pod's record will be in. Optional: until then it is not there."""
+    volume = {"name": names.VOLUME_RECORDED, "configMap": {"name": config_map, "optional": True}}
+    mount = {"name": names.VOLUME_RECORDED, "mountPath": constants.RECORDED_DIR, "readOnly": True}
+    pod = template["spec"]
+    containers = [
+        {**container, "volumeMounts": [*container["volumeMounts"], mount]}
+        if container["name"] == names.CONTAINER
+        else container
+        for container in pod["containers"]
+    ]
+    return {**template, "spec": {**pod, "containers": containers, "volumes": [*pod["volumes"], volume]}}
 
 
 def _serving_text(serving: ServingSpec, *, revision: str) -> str:

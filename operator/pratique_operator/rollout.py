@@ -6,7 +6,10 @@ Invariants, for strategy Rolling:
   2. the entry moves to the target once ``ready(target) >= needed``, needed = the replicas asked for;
   3. a revision that takes traffic (selected, or with endpoints behind the entry) is never shrunk below the replicas asked for;
   4. an old revision with ready pods goes to 0 only when the target was *observed* among the entry's endpoints, in a later pass than
-     the move, and is complete.
+     the move, and is complete;
+  5. a target that its review holds back (``review``) starts no pod;
+  6. a revision in ``pods_max`` (TrustFirst, and its release is not recorded yet) gets no pod beyond that number, and does not take
+     over from one that serves.
 Each decision depends on the observed world alone, so a crash between any two writes is continued by the next pass.
 """
 
@@ -34,7 +37,8 @@ class RevisionState:
 @dataclass(frozen=True)
 class RolloutState:
     """Everything the plan depends on. ``target`` None: what is wanted is unknown (invalid spec, record missing).
-    ``traffic`` holds the revisions with endpoints behind the entry Service; None: not known."""
+    ``traffic`` holds the revisions with endpoints behind the entry Service; None: not known. ``review`` says why the target may not
+    start; None: it may. ``pods_max``: revisions whose release is not recorded yet, and how many pods each may have until then."""
 
     target: str | None
     replicas: int
@@ -44,6 +48,8 @@ class RolloutState:
     entry: str | None = None
     traffic: frozenset[str] | None = frozenset()
     revisions: Mapping[str, RevisionState] = field(default_factory=dict)
+    review: str | None = None
+    pods_max: Mapping[str, int] = field(default_factory=dict)
 
     def ready(self, revision: str | None) -> int:
         found = None if revision is None else self.revisions.get(revision)
@@ -85,11 +91,16 @@ def plan_rollout(state: RolloutState, now: datetime) -> Plan:
     target = state.target
     if target is None:
         return _plan_blocked(state)
-    holding = state.paused and state.entry != target
-    entry, why = (state.entry, "the rollout is paused") if holding else choose_entry(state, target)
     decisions: list[Decision] = []
-    if entry is not None and entry != state.entry:
-        decisions.append(Decision(entry, "select", why))
+    held = _why_held(state, target)
+    holding = held is not None
+    if held is not None:
+        decisions.append(Decision(target, "hold", held))
+        entry = state.entry
+    else:
+        entry, why = choose_entry(state, target)
+        if entry != state.entry:
+            decisions.append(Decision(entry, "select", why))
     remove = _plan_removals(state, target, entry, now, decisions)
     kept = [name for name in state.revisions if name not in remove]
     replicas = _plan_replicas(state, target, entry, kept, decisions, holding=holding)
@@ -111,15 +122,23 @@ def _plan_blocked(state: RolloutState) -> Plan:
     observed = None if entry is None else state.revisions.get(entry)
     if entry is None or observed is None:
         return Plan(entry, "Pending", decisions=tuple(decisions))
-    if observed.replicas != state.replicas:
-        decisions.append(Decision(entry, "scale", f"{observed.replicas} to {state.replicas}: the spec asks for it"))
-    return Plan(entry, "Pending", replicas={entry: state.replicas}, decisions=tuple(decisions))
+    count, why = _bounded(entry, state, "the spec asks for it")
+    if observed.replicas != count:
+        decisions.append(Decision(entry, "scale", f"{observed.replicas} to {count}: {why}"))
+    return Plan(entry, "Pending", replicas={entry: count}, decisions=tuple(decisions))
+
+
+def _why_held(state: RolloutState, target: str) -> str | None:
+    """Why the target neither starts nor takes over; None: nothing holds it."""
+    if state.entry == target:
+        return None
+    return state.review or ("the rollout is paused" if state.paused else None)
 
 
 def choose_entry(state: RolloutState, target: str) -> tuple[str, str]:
     """The revision the entry Service must select, and why. First rule that holds wins."""
     current = state.entry
-    if state.replicas > 0 and state.ready(target) >= state.replicas:
+    if state.replicas > 0 and state.ready(target) >= state.replicas and target not in state.pods_max:
         return target, "all its pods are verified and ready"
     if current is not None and state.ready(current) > 0:
         return current, "it has ready pods and the target is not complete"
@@ -165,17 +184,17 @@ def _replicas_of(
     observed = state.revisions.get(name)
     if name == target:
         if holding:
-            return (None, "paused") if observed is None else (observed.replicas, "paused")
+            return _held_replicas(name, state)
         if state.strategy == "Recreate" and _others_have_pods(state, target):
             return 0, "Recreate waits until the old pods are gone"
-        return state.replicas, "the spec asks for it"
+        return _bounded(name, state, "the spec asks for it")
     assert observed is not None
     if not holding and state.strategy == "Recreate":
         return 0, "Recreate stops the old pods first"
     if name == entry:
         if not holding and observed.ready == 0 and _waits(state, target):
             return 0, "none of its pods is ready and the target waits for their room"
-        return state.replicas, "it serves"
+        return _bounded(name, state, "it serves")
     if state.takes_traffic(name):
         return observed.replicas, "it may still take traffic"
     if entry != target:
@@ -184,6 +203,24 @@ def _replicas_of(
     if observed.ready == 0 or (complete and _is_in_traffic(state, target)):
         return 0, "the target serves in its place"
     return observed.replicas, "the target does not serve completely yet"
+
+
+def _held_replicas(target: str, state: RolloutState) -> tuple[int | None, str]:
+    """A paused rollout keeps the pods it has; one that was not reviewed may not have any, unless they take traffic."""
+    observed = state.revisions.get(target)
+    if observed is None:
+        return None, "it is held back"
+    if state.review is not None and not state.takes_traffic(target):
+        return 0, state.review
+    return observed.replicas, "it is held back"
+
+
+def _bounded(name: str, state: RolloutState, why: str) -> tuple[int, str]:
+    """The replicas asked for, or as many as may run before the revision's release is recorded."""
+    most = state.pods_max.get(name, state.replicas)
+    if most < state.replicas:
+        return most, "its release is to be recorded before more pods start"
+    return state.replicas, why
 
 
 def _others_have_pods(state: RolloutState, target: str) -> bool:
@@ -228,5 +265,5 @@ def _newly_serving(state: RolloutState) -> tuple[str, ...]:
 def _phase(state: RolloutState, target: str, entry: str | None, *, holding: bool) -> Phase:
     if holding:
         return "Paused"
-    settled = state.entry == entry == target and state.ready(target) >= state.replicas
+    settled = state.entry == entry == target and state.ready(target) >= state.replicas and target not in state.pods_max
     return "Complete" if settled and not _others_have_pods(state, target) else "Progressing"

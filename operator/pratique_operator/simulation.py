@@ -13,11 +13,15 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass
 class World:
-    """The observed world. ``broken`` revisions never become ready; ``room`` bounds how many pods fit in the cluster."""
+    """The observed world. ``broken`` revisions never become ready; ``room`` bounds how many pods fit in the cluster. ``trusting``
+    revisions are to be recorded from their first ready pod; ``unreviewed`` ones may not start while another one serves."""
 
     state: RolloutState
     broken: frozenset[str] = frozenset()
     room: int | None = None
+    trusting: frozenset[str] = frozenset()
+    unreviewed: frozenset[str] = frozenset()
+    recorded: set[str] = field(default_factory=set)
     step: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -26,7 +30,16 @@ class World:
         return START + timedelta(seconds=self.step)
 
     def plan(self) -> Plan:
+        """Plan on what is observed now, as a pass of the operator does."""
+        pods_max = {name: 1 for name in self.trusting if name not in self.recorded}
+        review = "nobody reviewed it" if self._is_held_back(self.state.target) else None
+        self.state = replace(self.state, pods_max=pods_max, review=review)
         return plan_rollout(self.state, self.now)
+
+    def _is_held_back(self, target: str | None) -> bool:
+        entry = self.state.entry
+        serves = entry not in (None, target) and (self.state.has_served(entry) or self.state.ready(entry) > 0)
+        return target in self.unreviewed and not self.state.has_served(target) and serves
 
     def set_revision(self, name: str, revision: RevisionState | None) -> None:
         revisions = dict(self.state.revisions)
@@ -41,6 +54,7 @@ class World:
         for name, count in plan.replicas.items():
             old = self.state.revisions.get(name)
             if old is None or old.replicas < count:
+                self._check_growth(name, count)
                 self.set_revision(name, replace(old or RevisionState(), replicas=count))
                 yield
         if plan.entry is not None and plan.entry != self.state.entry:
@@ -60,6 +74,12 @@ class World:
             self._check_removal(name)
             self.set_revision(name, None)
             yield
+
+    def _check_growth(self, name: str, count: int) -> None:
+        if name == self.state.target and self._is_held_back(name) and count > 0:
+            self.violations.append(f"step {self.step}: started {count} pods of {name}, which nobody reviewed")
+        if count > self.state.pods_max.get(name, count):
+            self.violations.append(f"step {self.step}: grew {name} to {count} before it was recorded")
 
     def _check_selection(self, name: str) -> None:
         if self.state.ready(name) == 0 and any(self.state.ready(other) for other in self.state.revisions):
@@ -92,6 +112,9 @@ class World:
             if name not in self.broken and ready < min(pods, old.replicas):
                 ready += random.randint(0, min(pods, old.replicas) - ready)
             self.set_revision(name, replace(old, pods=pods, ready=ready, waiting=waiting))
+        for name in sorted(self.trusting):
+            if self.state.ready(name) > 0 and random.random() < 0.5:  # a pod may also die before it is recorded
+                self.recorded.add(name)
         entry = self.state.entry
         traffic = frozenset({entry}) if entry is not None and self.state.ready(entry) > 0 else frozenset()
         if random.random() < 0.7:  # endpoints are seen late now and then

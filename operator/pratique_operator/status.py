@@ -4,7 +4,9 @@ Conditions, each an observation:
 * Ready: the current spec is what serves (entry Service points at its revision, ready pods, endpoints). False names the cause.
 * Available: clients get answers, from whichever revision. Unknown while the endpoints are not known.
 * Progressing: a rollout or scaling is under way. False with ProgressDeadlineExceeded when it took too long.
-* FingerprintVerified: pods of the current revision proved to be the approved release. False names the part that differs.
+* FingerprintVerified: pods of the current revision proved to be the approved release. False names the part that differs; Unknown with
+  RecordedNotApproved: they match the first pod's record, which nobody approved.
+* ReviewPassed: the current revision's release is covered by a review against the one it replaces.
 * Degraded: a person should look, whether or not something serves.
 """
 
@@ -15,11 +17,19 @@ from typing import Any, Final
 from pratique_contract import Reason, constants
 from pratique_contract.reasons import GATE_REASONS
 from pratique_operator import labels, names
+from pratique_operator.approval import (
+    is_approved,
+    recorded_status,
+    review_condition,
+    review_status,
+    verified_condition,
+)
 from pratique_operator.containers import Finding
 from pratique_operator.downloads import compute_downloads
 from pratique_operator.findings import deadline_of, find_failing, find_problem, find_wait
 from pratique_operator.observe import Snapshot, rollout_state
 from pratique_operator.pods import PodFacts
+from pratique_operator.revision import Target
 from pratique_operator.rollout import Plan, RolloutState
 from pratique_operator.status_types import (
     VERDICTS_MAX,
@@ -95,6 +105,8 @@ def compute_status(snapshot: Snapshot, plan: Plan, *, now: datetime, refused: Fi
         serving=serving,
         candidate=_candidate(facts, serving),
         rollout=_rollout(facts, started_at),
+        recorded=recorded_status(snapshot),
+        review=review_status(snapshot),
         verdicts=_verdicts(snapshot),
         downloads=downloads,
         conditions=_conditions(facts, before, now),
@@ -146,13 +158,28 @@ def _revision(facts: _Facts, revision: str, *, weight: int) -> RevisionStatus:
     pods = facts.snapshot.pods_of(revision)
     return RevisionStatus(
         revision=revision,
-        fingerprint=own.fingerprint if own else annotations.get(constants.ANNOTATION_FINGERPRINT),
+        fingerprint=_fingerprint(own, annotations),
         model_revision=own.model_revision if own else annotations.get(constants.ANNOTATION_MODEL_REVISION),
         weight=weight,
         replicas=_count_live(pods),
         ready_replicas=sum(pod.ready for pod in pods),
         verified_replicas=sum(pod.verified for pod in pods),
+        approved=is_approved(facts.snapshot) if own else _was_approved(annotations),
     )
+
+
+def _fingerprint(own: Target | None, annotations: Manifest) -> str | None:
+    if own is not None and own.record is not None:
+        return own.record.fingerprint
+    known = annotations.get(names.ANNOTATION_RECORDED) or annotations.get(constants.ANNOTATION_FINGERPRINT)
+    return own.fingerprint or known if own is not None else known
+
+
+def _was_approved(annotations: Manifest) -> bool:
+    """Of a revision that is not the target any more. Enforce approves by naming the fingerprint, TrustFirst leaves a mark."""
+    if names.ANNOTATION_DECLARED in annotations:
+        return annotations.get(names.ANNOTATION_APPROVED) == "true"
+    return constants.ANNOTATION_FINGERPRINT in annotations
 
 
 def _rollout(facts: _Facts, started_at: datetime | None) -> RolloutStatus:
@@ -183,12 +210,13 @@ def _verdicts(snapshot: Snapshot) -> tuple[PodVerdict, ...]:
 
 
 def _conditions(facts: _Facts, before: Manifest, now: datetime) -> tuple[Condition, ...]:
-    cause = _cause(facts)
+    cause, snapshot = _cause(facts), facts.snapshot
     made = {
         "Ready": _ready(facts, cause),
         "Available": _available(facts, cause),
         "Progressing": _progressing(facts, cause),
-        "FingerprintVerified": _verified(facts, cause),
+        "FingerprintVerified": verified_condition(snapshot, problem=facts.problem, cause=cause),
+        "ReviewPassed": review_condition(snapshot, cause=cause),
         "Degraded": _degraded(facts, cause),
     }
     old = {condition["type"]: condition for condition in before.get("conditions", ())}
@@ -256,19 +284,6 @@ def _progressing(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Findin
     if facts.plan.phase == "Paused" or facts.late:
         return "False", cause
     return "True", cause
-
-
-def _verified(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Finding]:
-    problem = facts.problem
-    if problem is not None and (problem.reason in GATE_REASONS or problem.reason is Reason.RECORD_MISSING):
-        return "False", problem
-    pods = facts.snapshot.pods_of(facts.target) if facts.target is not None else ()
-    verified = sum(pod.verified for pod in pods)
-    if verified > 0:
-        return "True", Finding(
-            Reason.VERIFIED, f"{_pods(verified)} of revision {facts.target} proved to be the release"
-        )
-    return "Unknown", Finding(cause.reason, f"no pod of the current revision has passed: {cause.message}")
 
 
 def _degraded(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Finding]:

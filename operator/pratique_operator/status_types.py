@@ -9,6 +9,8 @@ from pratique_contract.model import ContractModel
 CONDITIONS_MAX = 16
 VERDICTS_MAX = 10
 DOWNLOADS_MAX = 10
+PARTS_MAX = 8
+UNCOVERED_MAX = 32
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -34,6 +36,9 @@ class RevisionStatus(ContractModel):
     replicas: int
     ready_replicas: int
     verified_replicas: int
+    approved: bool = Field(
+        default=False, description="Whether a person named this release in spec.release.fingerprint."
+    )
 
 
 class RolloutStatus(ContractModel):
@@ -43,6 +48,37 @@ class RolloutStatus(ContractModel):
     target: str | None = None
     started_at: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})] = None
     message: str = ""
+
+
+class RecordedStatus(ContractModel):
+    """TrustFirst: the release the first pod was recorded as, for what the spec declares now."""
+
+    record_ref: str = Field(description="ConfigMap with the record under record.json.")
+    fingerprint: str
+    approved: bool = Field(description="Whether spec.release.fingerprint names it.")
+
+
+class DifferenceStatus(ContractModel):
+    """A part that differs."""
+
+    part: str
+    message: str
+
+
+class UncoveredStatus(ContractModel):
+    """A difference that nobody explained or no passed test covers."""
+
+    part: str
+    message: str
+
+
+class ReviewStatus(ContractModel):
+    """The review of the current revision's release against the one it replaces."""
+
+    reference: str = Field(description="Fingerprint of the release it replaces.")
+    record_ref: str | None = Field(default=None, description="ConfigMap with the record that holds the review.")
+    differences: tuple[DifferenceStatus, ...] = Field(default=(), max_length=PARTS_MAX)
+    uncovered: tuple[UncoveredStatus, ...] = Field(default=(), max_length=UNCOVERED_MAX)
 
 
 class PodVerdict(ContractModel):
@@ -76,6 +112,8 @@ class InferenceServiceStatus(ContractModel):
     serving: RevisionStatus | None = None
     candidate: RevisionStatus | None = None
     rollout: RolloutStatus | None = None
+    recorded: RecordedStatus | None = None
+    review: ReviewStatus | None = None
     verdicts: tuple[PodVerdict, ...] = Field(default=(), max_length=VERDICTS_MAX)
     downloads: tuple[PodDownload, ...] = Field(default=(), max_length=DOWNLOADS_MAX)
     conditions: tuple[Condition, ...] = Field(

@@ -1,5 +1,5 @@
-"""Asks running pods that are not ready for their verdict. A pod that does not answer is unknown, not failed: its facts stay without
-a verdict. Bounded concurrency, a timeout for each, and never more than ``PODS_MAX`` pods in one pass.
+"""Asks running pods for their verdict: those that are not ready, and those under audit. A pod that does not answer is unknown, not
+failed: its facts stay without a verdict. Bounded concurrency, a timeout for each, and never more than ``PODS_MAX`` pods in one pass.
 """
 
 import json
@@ -51,13 +51,18 @@ class VerdictReader:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def pod_url(pod: PodFacts, path: str) -> str:
+    """A path of the pod's management port."""
+    host = f"[{pod.address}]" if ":" in (pod.address or "") else pod.address
+    return f"http://{host}:{constants.MANAGEMENT_PORT}{path}"
+
+
 def read_direct(*, timeout_seconds: float) -> ReadVerdict:
     """Read from the pod's own address: how the operator does it inside the cluster."""
     pool = urllib3.PoolManager(maxsize=PODS_MAX)
 
     def read(_namespace: str, pod: PodFacts) -> str:
-        host = f"[{pod.address}]" if ":" in (pod.address or "") else pod.address
-        url = f"http://{host}:{constants.MANAGEMENT_PORT}{constants.VERDICT_PATH}"
+        url = pod_url(pod, constants.VERDICT_PATH)
         try:
             response = pool.request(
                 "GET", url, timeout=urllib3.Timeout(total=timeout_seconds), retries=False, preload_content=False
@@ -65,7 +70,7 @@ def read_direct(*, timeout_seconds: float) -> ReadVerdict:
             try:
                 return response.read(BODY_BYTES_MAX).decode(errors="replace")
             finally:
-                response.release_conn()
+                response.close()  # a body read to its end has given the connection back already
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(str(error)) from error
 

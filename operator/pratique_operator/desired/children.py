@@ -2,6 +2,7 @@
 PodDisruptionBudget. A revision's Deployment never changes its template: a change of anything in it is another revision.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pratique_contract import constants
@@ -10,6 +11,7 @@ from pratique_operator import kinds, labels, names
 from pratique_operator.desired.pod import name_revision
 from pratique_operator.kinds import Kind
 from pratique_operator.revision import Target
+from pratique_operator.trust import Offer
 
 Manifest = dict[str, Any]
 
@@ -73,6 +75,24 @@ def build_config_map(owner: Manifest, target: Target) -> Manifest:
     )
 
 
+def build_recorded(owner: Manifest, offer: Offer) -> Manifest:
+    """The record of a declared release under TrustFirst, as its first pod gave it. Immutable; belongs to no revision."""
+    assert offer.record is not None
+    service, fingerprint = owner["metadata"]["name"], offer.record.fingerprint
+    annotations = {names.ANNOTATION_DECLARED: offer.declared, constants.ANNOTATION_FINGERPRINT: fingerprint}
+    if offer.pinned is not None:
+        annotations[names.ANNOTATION_PINNED] = offer.pinned
+    return _child(
+        kinds.CONFIG_MAP,
+        names.recorded(service, offer.declared),
+        owner=owner,
+        child_labels={**labels.service_labels(service), **labels.declared_label(offer.declared)},
+        annotations=annotations,
+        immutable=True,
+        data={constants.RECORD_FILE: offer.record.to_json()},
+    )
+
+
 def build_revision_service(owner: Manifest, target: Target) -> Manifest:
     """One revision's verified pods under their own name, whatever the entry points at."""
     service = owner["metadata"]["name"]
@@ -132,22 +152,21 @@ def build_disruption_budget(owner: Manifest, revision: str) -> Manifest:
 
 
 def build_deployment(
-    owner: Manifest, target: Target, *, replicas: int, served_at: str | None, progress_deadline_seconds: int
+    owner: Manifest, target: Target, *, replicas: int, marks: Mapping[str, str], progress_deadline_seconds: int
 ) -> Manifest:
-    """The revision's pods. Within one revision only scaling and repair happen, so no surge."""
+    """The revision's pods. Within one revision only scaling and repair happen, so no surge. ``marks`` are annotations of the
+    Deployment alone: what is learned about a revision later must restart none of its pods."""
     service = owner["metadata"]["name"]
     name = names.revision_child(service, target.revision)
     own = labels.revision_labels(service, target.revision)
     annotations = target.annotations
     template = name_revision(target.template, service=service, revision=target.revision, annotations=annotations)
-    if served_at is not None:
-        annotations = {**annotations, names.ANNOTATION_SERVED_AT: served_at}
     return _child(
         kinds.DEPLOYMENT,
         name,
         owner=owner,
         child_labels=own,
-        annotations=dict(annotations),
+        annotations={**annotations, **marks},
         spec={
             "replicas": replicas,
             "revisionHistoryLimit": 0,

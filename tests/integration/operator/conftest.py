@@ -28,6 +28,7 @@ from pratique_operator.errors import UnavailableError
 from pratique_operator.kinds import Kind
 from pratique_operator.main import serve
 from pratique_operator.pods import PodFacts
+from pratique_operator.trust import RecordAnswer
 from pratique_operator.verdicts import VerdictReader
 from tests.integration.operator.kubelet import FakeKubelet, Manifest
 from tests.integration.operator.recording import RecordingCluster
@@ -128,6 +129,7 @@ class Operator:
     config: OperatorConfig
     recording: set[tuple[str, str, str]]
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    records: dict[str, RecordAnswer] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _loop: asyncio.AbstractEventLoop | None = None
     _stop: asyncio.Event | None = None
@@ -145,7 +147,7 @@ class Operator:
         async def main() -> None:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             started.set()
-            await serve(cluster, self.config, reader, login=direct.connection, stop=self._stop)
+            await serve(cluster, self.config, reader, self._read_record, login=direct.connection, stop=self._stop)
             await asyncio.sleep(0.1)  # aiohttp closes its transports in the loop's next rounds
 
         def run() -> None:
@@ -167,6 +169,11 @@ class Operator:
         if verdict is None:
             raise UnavailableError("the pod does not answer")
         return verdict.model_dump_json(by_alias=True)
+
+    def _read_record(self, _namespace: str, pod: PodFacts) -> RecordAnswer:
+        return (
+            self.records.get(pod.name) or self.records.get(pod.revision) or self.records.get("*") or RecordAnswer(None)
+        )
 
     def stop(self) -> None:
         if self._thread is not None and self._loop is not None and self._stop is not None and self._thread.is_alive():

@@ -7,7 +7,9 @@ from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import UnavailableError
 from pratique_operator.kinds import Kind
 from pratique_operator.observe import Key
+from pratique_operator.pods import PodFacts
 from pratique_operator.reconcile import Reconciler
+from pratique_operator.trust import RecordAnswer
 from tests.integration.operator.conftest import Base, World, eventually
 from tests.integration.operator.recording import RecordingCluster
 
@@ -43,10 +45,14 @@ class DyingCluster(RecordingCluster):
         self._wrote()
 
 
+def no_record(_namespace: str, _pod: PodFacts) -> RecordAnswer:
+    raise AssertionError("no service here trusts its first pod")
+
+
 def die_after(world: World, config: OperatorConfig, name: str, writes: int) -> None:
     """One pass that is killed after so many writes; fails when the pass makes fewer."""
     cluster = DyingCluster(world.cluster, writes)
-    reconciler = Reconciler(cluster, config, read_verdicts=lambda _namespace, pods: pods)
+    reconciler = Reconciler(cluster, config, read_verdicts=lambda _namespace, pods: pods, read_record=no_record)
     with pytest.raises(UnavailableError, match="killed"):
         reconciler.reconcile(Key(world.namespace, name))
 

@@ -43,6 +43,7 @@ def test_first_deploy_creates_all_children_and_becomes_ready(world: World) -> No
         "Available": "True",
         "Progressing": "False",
         "FingerprintVerified": "True",
+        "ReviewPassed": "True",
         "Degraded": "False",
     }
     assert all("finalizers" not in child["metadata"] for child in [found, *world.children().values()])

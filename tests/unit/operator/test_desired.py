@@ -110,7 +110,7 @@ def test_service_account_has_no_token() -> None:
 
 def test_deployment_of_a_plain_service() -> None:
     target = make_target()
-    built = build.build_deployment(make_owner(), target, replicas=2, served_at=None, progress_deadline_seconds=2400)
+    built = build.build_deployment(make_owner(), target, replicas=2, marks={}, progress_deadline_seconds=2400)
     assert without_hash(built) == golden(f"""
 apiVersion: apps/v1
 kind: Deployment
@@ -359,7 +359,7 @@ def test_template_options_reach_the_pod_and_own_variables_stay() -> None:
 
 def test_users_labels_never_replace_our_own() -> None:
     target = make_target(template={"metadata": {"labels": {constants.LABEL_SERVICE: "other", "a": "b"}}})
-    built = build.build_deployment(make_owner(), target, replicas=1, served_at=None, progress_deadline_seconds=1)
+    built = build.build_deployment(make_owner(), target, replicas=1, marks={}, progress_deadline_seconds=1)
     found = built["spec"]["template"]["metadata"]["labels"]
     assert (found[constants.LABEL_SERVICE], found["a"]) == ("svc", "b")
 

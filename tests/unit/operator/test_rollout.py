@@ -183,6 +183,58 @@ def test_every_change_carries_a_reason() -> None:
     assert all(decision.reason for decision in result.decisions)
 
 
+def test_unreviewed_candidate_is_not_started_and_the_serving_revision_still_scales() -> None:
+    observed = state(
+        entry="old", revisions={"old": serving()}, traffic=frozenset({"old"}), replicas=3, review="unreviewed"
+    )
+    result = plan(observed)
+    assert (result.entry, dict(result.replicas), result.phase) == ("old", {"old": 3}, "Paused")
+    first = result.decisions[0]
+    assert (first.revision, first.action, first.reason) == ("new", "hold", "unreviewed")
+
+
+def test_candidate_that_must_be_reviewed_after_all_loses_its_pods_unless_they_take_traffic() -> None:
+    revisions = {"old": serving(), "new": starting(ready=1)}
+    observed = state(entry="old", revisions=revisions, traffic=frozenset({"old"}), review="unreviewed")
+    assert dict(plan(observed).replicas) == {"old": 2, "new": 0}
+    assert plan(replace(observed, traffic=frozenset({"old", "new"}))).replicas["new"] == 2
+    assert plan(replace(observed, traffic=None)).replicas["new"] == 2
+
+
+def test_unreviewed_candidate_waits_under_recreate_too() -> None:
+    observed = state(entry="old", revisions={"old": serving()}, traffic=frozenset({"old"}), strategy="Recreate")
+    assert dict(plan(replace(observed, review="unreviewed")).replicas) == {"old": 2}
+
+
+def test_one_pod_runs_until_its_release_is_recorded() -> None:
+    first = plan(state(pods_max={"new": 1}))
+    assert (dict(first.replicas), first.entry) == ({"new": 1}, "new")
+    assert "recorded" in first.decisions[-1].reason
+    running = state(entry="new", revisions={"new": starting(replicas=1, ready=1)}, traffic=frozenset({"new"}))
+    held = plan(replace(running, pods_max={"new": 1}))
+    assert (dict(held.replicas), held.phase) == ({"new": 1}, "Progressing")
+    assert dict(plan(running).replicas) == {"new": 2}
+
+
+def test_single_pod_that_is_not_recorded_is_not_a_finished_rollout_and_does_not_take_over() -> None:
+    alone = state(entry="new", replicas=1, revisions={"new": serving(replicas=1, ready=1)}, traffic=frozenset({"new"}))
+    assert (plan(alone).phase, plan(replace(alone, pods_max={"new": 1})).phase) == ("Complete", "Progressing")
+    revisions = {"old": serving(replicas=1, ready=1), "new": starting(replicas=1, ready=1)}
+    beside = state(entry="old", replicas=1, revisions=revisions, traffic=frozenset({"old"}), pods_max={"new": 1})
+    assert plan(beside).entry == "old"
+    assert plan(replace(beside, pods_max={})).entry == "new"
+    outage = replace(beside, revisions={**revisions, "old": serving(replicas=1, ready=0)})
+    assert plan(outage).entry == "new"
+
+
+def test_serving_revision_whose_record_is_lost_keeps_its_pods_and_gets_no_more() -> None:
+    """Absent is not false: pods that proved themselves are not stopped because a ConfigMap is gone."""
+    observed = state(entry="new", revisions={"new": serving()}, traffic=frozenset({"new"}), pods_max={"new": 2})
+    assert dict(plan(observed).replicas) == {"new": 2}
+    assert dict(plan(replace(observed, replicas=5)).replicas) == {"new": 2}
+    assert dict(plan(replace(observed, replicas=1)).replicas) == {"new": 1}
+
+
 def settled(world: World) -> bool:
     ok = world.state
     return (
@@ -199,6 +251,8 @@ def random_history(seed: int, *, crash_rate: float) -> World:
     world = World(
         RolloutState(target="r0", replicas=random.randint(1, 4), strategy=strategy, history_limit=random.randint(0, 3)),
         broken=frozenset({"r1", "r4"}),
+        trusting=frozenset({"r0", "r3", "r4"}) if seed % 2 else frozenset(),
+        unreviewed=frozenset({"r2", "r4", "r5"}) if seed % 3 else frozenset(),
     )
     for _ in range(random.randint(2, 6)):
         target = f"r{random.randint(0, 5)}"

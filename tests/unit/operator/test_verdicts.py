@@ -4,13 +4,19 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
+from pratique_contract.record import RECORD_BYTES_MAX
+from pratique_operator import records
+from pratique_operator.cluster import ApiCluster
+from pratique_operator.errors import RejectedError, UnavailableError
 from pratique_operator.pods import PodFacts
+from pratique_operator.trust import RecordAnswer
 from pratique_operator.verdicts import PODS_MAX, VerdictReader, read_direct
 
 VERDICT = Verdict(result=VerdictResult.FAIL, reason=Reason.MODEL_MISMATCH, message="one byte")
@@ -30,9 +36,11 @@ def answers() -> Iterator[Callable[[bytes, int, float], None]]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             time.sleep(delay)
-            self.send_response(status if self.path == constants.VERDICT_PATH else 404)
+            known = self.path in (constants.VERDICT_PATH, constants.RECORD_API_PATH)
+            self.send_response(status if known else 404)
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # whoever has read enough hangs up
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
             return
@@ -101,3 +109,39 @@ def test_only_running_pods_that_are_not_ready_are_asked_and_never_too_many() -> 
     reader.close()
     assert sorted(seen) == [f"p{n:03}" for n in range(PODS_MAX)]
     assert [pod.name for pod in result] == [pod.name for pod in pods]
+
+
+def test_record_is_read_with_its_status_whatever_it_is(answers: Callable[..., None]) -> None:
+    ask = records.read_direct(timeout_seconds=1.0)
+    for status in (200, 202, 409):
+        answers(b'{"message": "m"}', status)
+        assert ask("ns", asked()) == RecordAnswer(status, '{"message": "m"}')
+    assert ask("ns", asked(address="127.83.17.2")) == RecordAnswer(None)
+
+
+def test_record_that_is_too_large_is_not_read_to_its_end(answers: Callable[..., None]) -> None:
+    answers(b"x" * (RECORD_BYTES_MAX + 1000))
+    assert len(records.read_direct(timeout_seconds=5.0)("ns", asked()).body) == RECORD_BYTES_MAX + 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answer"),
+    [
+        ("{}", RecordAnswer(200, "{}")),
+        ('{"message": "m"}', RecordAnswer(202, '{"message": "m"}')),
+        (RejectedError(409, "too large"), RecordAnswer(409, '{"message": "too large"}')),
+        (UnavailableError("away"), RecordAnswer(None)),
+    ],
+)
+def test_record_through_the_api_server_says_the_same(outcome: str | Exception, answer: RecordAnswer) -> None:
+    class Proxy(ApiCluster):
+        def __init__(self) -> None:
+            return
+
+        def read_pod(self, namespace: str, pod: str, port: int, path: str, *, timeout_seconds: float) -> str:
+            assert (namespace, pod, port, path) == ("ns", "p", constants.MANAGEMENT_PORT, constants.RECORD_API_PATH)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+    assert records.read_through(Proxy(), timeout_seconds=1.0)("ns", asked()) == answer

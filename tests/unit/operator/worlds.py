@@ -3,14 +3,16 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from pratique_contract import Reason, Verdict, VerdictResult
+from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_operator import kinds, labels, names
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import InvalidSpecError, RecordError
-from pratique_operator.observe import Key, Snapshot
+from pratique_operator.observe import Key, Snapshot, observe_review
 from pratique_operator.pods import PodFacts
+from pratique_operator.records import observe_offers
 from pratique_operator.references import References
 from pratique_operator.revision import Target, compute_target
+from pratique_operator.trust import RecordAnswer, Recorded, Trust, observe_recorded
 from pratique_operator.types import parse_spec
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -26,13 +28,19 @@ def make_owner(**spec: Any) -> Manifest:
     }
 
 
-def make_target(**spec: Any) -> Target:
+def make_target(
+    references: References | None = None, recorded: dict[str, Recorded] | None = None, **spec: Any
+) -> Target:
     value = parse_spec(make_owner(**spec)["spec"])
-    return compute_target(value, References(), service="svc", namespace="ns", config=CONFIG)
+    found = references or References()
+    return compute_target(value, found, service="svc", namespace="ns", config=CONFIG, recorded=recorded)
 
 
-def make_deployment(revision: str, *, replicas: int = 1, served: bool = False, **status: Any) -> Manifest:
+def make_deployment(
+    revision: str, *, replicas: int = 1, served: bool = False, marks: Manifest | None = None, **status: Any
+) -> Manifest:
     annotations = {names.ANNOTATION_SERVED_AT: "2026-01-01T00:00:00Z"} if served else {}
+    annotations |= marks or {}
     return {
         "metadata": {
             "name": names.revision_child("svc", revision),
@@ -70,20 +78,31 @@ def make_snapshot(
     pods: tuple[PodFacts, ...] = (),
     endpoints: dict[str, int] | None = None,
     blocked: InvalidSpecError | RecordError | None = None,
+    config_maps: tuple[Manifest, ...] = (),
+    references: References | None = None,
+    answer: RecordAnswer | None = None,
 ) -> Snapshot:
+    """As ``observe_service`` makes it; ``answer`` is what every pod says when it is asked for its record."""
     owner = make_owner(**(spec or {}))
     if status is not None:
         owner["status"] = status
     children = {(kinds.DEPLOYMENT.kind, d["metadata"]["name"]): d for d in deployments}
     if entry is not None:
         children[kinds.SERVICE.kind, "svc"] = make_entry(entry)
+    children |= {(kinds.CONFIG_MAP.kind, c["metadata"]["name"]): c for c in config_maps}
+    parsed, recorded = parse_spec(owner["spec"]), observe_recorded(children)
+    target = None if blocked is not None else make_target(references, recorded, **(spec or {}))
+    by_revision = {d["metadata"]["labels"][constants.LABEL_REVISION]: d for d in deployments}
+    offers = observe_offers("ns", by_revision, recorded, pods, lambda _namespace, _pod: answer or RecordAnswer(None))
     return Snapshot(
         key=KEY,
         owner=owner,
-        spec=parse_spec(owner["spec"]),
-        target=None if blocked is not None else make_target(**(spec or {})),
+        spec=parsed,
+        target=target,
         blocked=blocked,
         children=children,
         pods=pods,
         endpoints=endpoints,
+        trust=Trust(recorded, offers),
+        review=observe_review(KEY, parsed, target, children, recorded, list(pods)),
     )
