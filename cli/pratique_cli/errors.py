@@ -4,6 +4,8 @@
 1  done, and the answer is no: releases differ, a check failed, the service is not ready
 2  wrong usage: an unknown option, a missing argument, options that exclude each other
 3  could not be done: a file that is not there or not what it should be, a server that does not answer
+4  (release review) a field cannot be compared: the release is not reproducible
+5  (release review) a test was run and failed
 """
 
 from typing import Final
@@ -12,6 +14,8 @@ EXIT_OK: Final = 0
 EXIT_NO: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3
+EXIT_NOT_REPRODUCIBLE: Final = 4
+EXIT_FAILED_TEST: Final = 5
 
 
 class CliError(Exception):

@@ -47,8 +47,11 @@ class PartDifference(ContractModel):
         return sentence
 
 
-def compare_manifests(expected: ReleaseManifest, observed: ReleaseManifest) -> tuple[PartDifference, ...]:
-    """Return the differing parts in ``PARTS`` order; empty when the fingerprints are equal."""
+def compare_manifests(
+    expected: ReleaseManifest, observed: ReleaseManifest, *, fields_max: int | None = FIELD_DIFFERENCES_MAX
+) -> tuple[PartDifference, ...]:
+    """Return the differing parts in ``PARTS`` order; empty when the fingerprints are equal. A part names its first ``fields_max``
+    differing fields, all of them with None."""
     expected_value, observed_value = expected.to_json_value(), observed.to_json_value()
     return tuple(
         PartDifference(
@@ -56,7 +59,7 @@ def compare_manifests(expected: ReleaseManifest, observed: ReleaseManifest) -> t
             reason=PART_REASONS[part],
             expected=expected.digests[part],
             observed=observed.digests[part],
-            fields=tuple(_field_differences(expected_value[part], observed_value[part]))[:FIELD_DIFFERENCES_MAX],
+            fields=tuple(_field_differences(expected_value[part], observed_value[part]))[:fields_max],
         )
         for part in PARTS
         if expected.digests[part] != observed.digests[part]

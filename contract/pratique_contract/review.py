@@ -4,10 +4,10 @@ In go two manifests and the findings a person and ``pratique release review`` wr
 that nobody explained or no passed test of the right kind covers. Pure: command line and operator decide by the same function.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pratique_contract.comparable import find_not_comparable
 from pratique_contract.compare import PartDifference, compare_manifests
@@ -15,6 +15,7 @@ from pratique_contract.manifest import Digest, ReleaseManifest
 from pratique_contract.model import ContractModel
 
 TestKind = Literal["RenderedFixtures", "SemanticParity", "LogitComparison", "Workload"]
+KINDS: Final[tuple[TestKind, ...]] = get_args(TestKind)
 
 # What must have been tested when a part differs. Each listed kind is needed.
 REQUIRED_TESTS: Final[dict[str, tuple[TestKind, ...]]] = {
@@ -29,14 +30,37 @@ REQUIRED_TESTS: Final[dict[str, tuple[TestKind, ...]]] = {
 }
 
 
+def find_exceeded(measurements: Mapping[str, Any], limits: Mapping[str, Any]) -> list[str]:
+    """The figures beyond their limits: ``xMin`` and ``xMax`` bound the figure ``x``, other names are parameters. A figure that was not
+    taken is within nothing."""
+    found = []
+    for name, limit in limits.items():
+        figure, bound = name[:-3], name[-3:]
+        if bound not in ("Min", "Max"):
+            continue
+        value = measurements.get(figure)
+        if not isinstance(value, int | float):
+            found.append(f"{figure} was not measured")
+        elif not (value >= limit if bound == "Min" else value <= limit):
+            found.append(f"{figure} is {value:g}, {'at least' if bound == 'Min' else 'at most'} {limit:g} is allowed")
+    return found
+
+
 class ReviewTest(ContractModel):
-    """One test that was run on both releases. ``measurements`` are its figures, ``limits`` what they were held against."""
+    """One test that was run on both releases. ``measurements`` are its figures, ``limits`` what they were held against: with figures
+    beyond its limits it cannot say that it passed."""
 
     kind: TestKind
     passed: bool
     message: str
     measurements: dict[str, float | int | str] = {}
     limits: dict[str, float | int | str] = {}
+
+    @model_validator(mode="after")
+    def _passed_means_within_limits(self) -> Self:
+        if self.passed and (exceeded := find_exceeded(self.measurements, self.limits)):
+            raise ValueError(f"{self.kind} cannot have passed: {'; '.join(exceeded)}")
+        return self
 
 
 class ReviewedDifference(ContractModel):

@@ -7,6 +7,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+import torch
+
 from pratique_contract import ServingSpec
 from pratique_server.engine.build import build_engine
 from pratique_server.engine.protocol import (
@@ -18,7 +20,7 @@ from pratique_server.engine.protocol import (
     ExecutionRequest,
     StepEvent,
 )
-from pratique_server.engine.step_engine import StepEngine
+from pratique_server.engine.step_engine import ForcedSequence, StepEngine
 from pratique_server.engine.streams import EventStream, LiveStreams
 
 
@@ -75,6 +77,13 @@ class LocalEngine:
 
     async def stats(self) -> EngineStats:
         return self._engine.stats().report(epoch=1)
+
+    async def score(self, sequences: list[ForcedSequence]) -> list[torch.Tensor]:
+        """See ``StepEngine.score``. Raises ``EngineOverloadedError`` while a request is live."""
+        async with self._step_lock:
+            if self._engine.has_work():
+                raise EngineOverloadedError("The engine is busy; scoring needs it alone.")
+            return await asyncio.to_thread(self._engine.score, sequences)
 
     async def drain(self, deadline: float) -> None:
         self._draining = True

@@ -21,7 +21,7 @@ from pratique_server.engine.protocol import (
     ExecutionRequest,
 )
 from pratique_server.engine.sequence import Sequence
-from pratique_server.engine.step_engine import StepFailure, StepOutput, StepStats
+from pratique_server.engine.step_engine import ForcedSequence, StepFailure, StepOutput, StepStats
 from pratique_server.engine.torch_engine.sampler import sample
 
 
@@ -96,6 +96,18 @@ class NaiveEngine:
         device = self._model.get_input_embeddings().weight.device
         output = self._model(input_ids=torch.tensor([token_ids], device=device), use_cache=False)
         return output.logits[0, -1:].float()  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def score(self, sequences: list[ForcedSequence]) -> list[torch.Tensor]:
+        """One full forward pass for each sequence: what every position says of the next one."""
+        assert not self._live, "scoring runs beside the queue"
+        device = self._model.get_input_embeddings().weight.device
+        scored = []
+        for sequence in sequences:
+            ids = [*sequence.prompt_ids, *sequence.forced_ids[:-1]]
+            output = self._model(input_ids=torch.tensor([ids], device=device), use_cache=False)
+            scored.append(output.logits[0, len(sequence.prompt_ids) - 1 :].float().cpu())
+        return scored
 
     def _expire(self, now: float) -> list[StepFailure]:
         late = [item for item in self._live if item.request.deadline is not None and item.request.deadline <= now]

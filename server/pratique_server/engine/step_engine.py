@@ -3,12 +3,15 @@
 ``step`` is the only call that computes. It is synchronous and called from one thread; everything else is bookkeeping.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import msgspec.structs
 
 from pratique_server.engine.protocol import EngineError, EngineIdentity, EngineStats, ExecutionRequest, StepEvent
+
+if TYPE_CHECKING:  # this module is read by the API process, which has no torch
+    import torch
 
 
 class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,13 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class ForcedSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and the ids that are taken as chosen after it, whatever the model would choose. Neither list is empty."""
+
+    prompt_ids: list[int]
+    forced_ids: list[int]
+
+
 class StepEngine(Protocol):
     """A loaded engine."""
 
@@ -68,6 +78,11 @@ class StepEngine(Protocol):
         ...
 
     def stats(self) -> StepStats: ...
+
+    def score(self, sequences: list[ForcedSequence]) -> "list[torch.Tensor]":
+        """For each sequence ``[len(forced_ids), vocabulary]`` in float32: the logits that each forced id would have been chosen
+        from. Only while nothing is live: it runs beside the schedule."""
+        ...
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` when the bookkeeping contradicts itself."""

@@ -67,7 +67,7 @@ async def _run_check(name: str, spec: ServingSpec, record: ReleaseRecord, releas
         return f"{len(conversations)} conversations exact"
     case = next(case for case in record.golden.cases if name == f"golden:{case.name}")
     try:
-        report = await _generate(case, release)
+        report = await replay_case(case, release)
     except (EngineError, RecordingError) as error:
         raise CheckFailedError(
             Reason.OUTPUT_MISMATCH, f"Case {case.name}: the engine gave no answer: {error}"
@@ -82,7 +82,8 @@ async def _run_check(name: str, spec: ServingSpec, record: ReleaseRecord, releas
     return f"{len(report.ids)} ids, {report.finish_reason}"
 
 
-async def _generate(case: GoldenCase, release: LoadedRelease) -> StreamReport:
+async def replay_case(case: GoldenCase, release: LoadedRelease) -> StreamReport:
+    """What the loaded engine answers to a golden case, in the form in which a stream is compared."""
     run = await run_greedy(
         release.engine,
         prompt_ids=case.prompt_ids,

@@ -5,7 +5,7 @@ One module per concern; this one only gives the commands their names.
 
 import typer
 
-from pratique_cli.commands.release import files, loading, signing
+from pratique_cli.commands.release import files, loading, review, signing
 
 app = typer.Typer(
     help="Describe, record, verify, review, sign, show, compare and stamp releases.", no_args_is_help=True
@@ -13,6 +13,7 @@ app = typer.Typer(
 app.command("build")(loading.build)
 app.command("record")(loading.record)
 app.command("verify")(loading.verify)
+app.command("review")(review.review)
 app.command("show")(files.show)
 app.command("diff")(files.diff)
 app.command("stamp")(files.stamp)

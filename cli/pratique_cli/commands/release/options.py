@@ -6,6 +6,7 @@ prefix instead of ten parameters: typer reads a function's signature, so the sig
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from pratique_cli.errors import CliError
 
 if TYPE_CHECKING:
     from pratique_contract.serving import ServingSpec
@@ -41,17 +44,22 @@ class ReleaseOptions:
     dtype: str | None = None
     trust_remote_code: bool | None = None
     image: str | None = None
+    prefix: str = ""
 
     @property
     def given(self) -> bool:
         """Whether any of them was typed."""
-        return any(getattr(self, field.name) for field in fields(self))
+        return any(getattr(self, field.name) for field in fields(self) if field.name != "prefix")
 
     def spec(self) -> "ServingSpec":
         """The serving document; raises ``CliError`` for options that contradict each other."""
         from pratique_cli.specs import choose_spec
 
-        return choose_spec(**{field.name: getattr(self, field.name) for field in fields(self)})
+        try:
+            return choose_spec(**{f.name: getattr(self, f.name) for f in fields(self) if f.name != "prefix"})
+        except CliError as error:
+            # The sentences name plain options; a review has them twice.
+            raise CliError(re.sub(r"--(?=[a-z])", f"--{self.prefix}", str(error)), code=error.code) from error
 
 
 # Field of ReleaseOptions: its type and its help.
@@ -118,7 +126,8 @@ def _parameters(name: str) -> list[inspect.Parameter]:
 
 
 def _collect(name: str, values: dict[str, Any]) -> ReleaseOptions:
-    return ReleaseOptions(**{field: values.pop(f"{_prefix(name)}{field}") for field in _RELEASE})
+    given = {field: values.pop(f"{_prefix(name)}{field}") for field in _RELEASE}
+    return ReleaseOptions(**given, prefix=_prefix(name).replace("_", "-"))
 
 
 def _prefix(name: str) -> str:

@@ -8,6 +8,8 @@ leak is found by the engine itself and not by the next outage.
 import time
 from collections.abc import Callable
 
+from torch import Tensor
+
 from pratique_server.engine.admission import Capacity, check_queue, check_request
 from pratique_server.engine.errors import IntegrityError
 from pratique_server.engine.protocol import (
@@ -19,12 +21,13 @@ from pratique_server.engine.protocol import (
     StepEvent,
 )
 from pratique_server.engine.sequence import Sequence
-from pratique_server.engine.step_engine import StepFailure, StepOutput, StepStats
+from pratique_server.engine.step_engine import ForcedSequence, StepFailure, StepOutput, StepStats
 from pratique_server.engine.torch_engine.kv_manager import KvManager
 from pratique_server.engine.torch_engine.kv_storage import SequenceKv
 from pratique_server.engine.torch_engine.model_runner import ModelRunner, RunItem
 from pratique_server.engine.torch_engine.sampler import Sampled, sample
 from pratique_server.engine.torch_engine.scheduler import Scheduler, SchedulerOutput
+from pratique_server.engine.torch_engine.scoring import score
 
 Clock = Callable[[], float]
 
@@ -165,6 +168,10 @@ class TorchEngine:
             preemptions=self._scheduler.preemptions,
             steps=self._steps,
         )
+
+    def score(self, sequences: list[ForcedSequence]) -> list[Tensor]:
+        assert not self._live, "scoring runs beside the schedule"
+        return score(self._runner, sequences)
 
     def check_integrity(self) -> None:
         """Blocks, tables, requests and stored K/V must name each other and nothing else."""

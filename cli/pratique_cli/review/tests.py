@@ -1,0 +1,93 @@
+"""Run a review's tests: three kinds in this process with the server's own code, the workload against two served releases."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pratique_cli.commands.release.options import ReleaseOptions
+from pratique_cli.errors import CliError, missing_extra
+from pratique_cli.offline import run_offline
+from pratique_cli.review.sides import Sides
+from pratique_cli.specs import read_text
+from pratique_contract.review import ReviewTest, required_tests
+
+Say = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What the tests found, as plain values. ``missing`` says for each kind that was not run what it lacks."""
+
+    tests: list[ReviewTest] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    divergences: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_all(
+    sides: Sides,
+    reference: ReleaseOptions,
+    candidate: ReleaseOptions,
+    *,
+    kinds: Sequence[str] | None,
+    limits: Mapping[str, float],
+    prompts: Path | None,
+    say: Say,
+) -> Outcome:
+    """The tests in ``kinds``, or those that the differences demand. Nothing is loaded when no test is wanted."""
+    outcome = Outcome()
+    wanted = list(kinds if kinds is not None else required_tests(sides.differing))
+    if sides.manifests is None or not wanted:
+        return outcome
+    specs = [options.spec() if options.given else None for options in (reference, candidate)]
+    offline = [kind for kind in wanted if kind != "Workload"]
+    if offline and (any(specs) or sides.reference_record is not None):
+        _run_offline(outcome, sides, specs, offline, limits, prompts, say)
+    elif offline:
+        outcome.missing |= dict.fromkeys(
+            offline, "both releases have to be loaded: --reference-model, --candidate-model"
+        )
+    if "Workload" in wanted:
+        outcome.missing["Workload"] = "needs both releases' files: --reference-model, --candidate-model"
+    return outcome
+
+
+def _run_offline(
+    outcome: Outcome,
+    sides: Sides,
+    specs: Sequence[Any],
+    kinds: Sequence[str],
+    limits: Mapping[str, float],
+    prompts: Path | None,
+    say: Say,
+) -> None:
+    from dataclasses import asdict
+
+    try:
+        from pratique_server.review.errors import ReviewError
+        from pratique_server.review.prompts import BUILT_IN, parse_prompts
+        from pratique_server.review.run import Side
+    except ImportError as error:
+        raise missing_extra("server", error) from error
+    assert sides.manifests is not None  # checked by the caller
+    try:
+        chosen = BUILT_IN if prompts is None else parse_prompts(read_text(prompts))
+    except ReviewError as error:
+        raise CliError(str(error)) from error
+    if all(spec is not None for spec in specs):
+        say(
+            f"Running {', '.join(kinds)} on both releases, {len(chosen.prompts)} prompts each (minutes for a larger model)"
+        )
+    records = (sides.reference_record, sides.candidate_record)
+    left, right = (
+        Side(name=name, manifest=manifest, record=record, spec=spec)
+        for name, manifest, record, spec in zip(
+            ("reference", "candidate"), sides.manifests, records, specs, strict=True
+        )
+    )
+    found = run_offline("review", left, right, kinds=kinds, limits=limits, prompts=chosen)
+    outcome.tests += found.tests
+    outcome.missing |= found.missing
+    outcome.changes = [change.to_json_value() for change in found.changes]
+    outcome.divergences = [asdict(divergence) for divergence in found.divergences]

@@ -1,0 +1,232 @@
+"""Run the tests of a review: load what the options name, check that it is what the records describe, ask both, and judge.
+
+The reference and the candidate are loaded one after the other, never together: a desk has memory for one. What cannot be run is said, with
+what is missing, and is no test.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from pratique_contract.compare import PartDifference, compare_manifests
+from pratique_contract.manifest import ReleaseManifest
+from pratique_contract.record import ReleaseRecord
+from pratique_contract.review import ReviewTest, TestKind, find_exceeded
+from pratique_contract.serving import ServingSpec
+from pratique_server.gate.errors import CheckFailedError
+from pratique_server.gate.offline import replay_case
+from pratique_server.gate.outputs import check_golden
+from pratique_server.release.offline import LoadedRelease, load_release
+from pratique_server.review import parity, rendering
+from pratique_server.review.capture import Answer, collect_answers, collect_logits, render_prompts
+from pratique_server.review.errors import ReviewError
+from pratique_server.review.limits import Limits, choose_limits
+from pratique_server.review.logits import describe_logits, measure_logits
+from pratique_server.review.parity import Divergence, Figures
+from pratique_server.review.prompts import PromptSet
+from pratique_server.text.renderer import Renderer
+from pratique_server.text.template import load_chat_template
+from pratique_server.text.tokenizer import Tokenizer
+
+HERE: Final[tuple[TestKind, ...]] = ("RenderedFixtures", "SemanticParity", "LogitComparison")
+_LOADED: Final[tuple[TestKind, ...]] = ("SemanticParity", "LogitComparison")
+NEEDS_FOLDERS: Final = "both releases have to be loaded: name the reference's and the candidate's files"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One release of a review: what its file says, and the serving document that loads it, when there is one."""
+
+    name: str
+    manifest: ReleaseManifest
+    record: ReleaseRecord | None = None
+    spec: ServingSpec | None = None
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What was found. ``missing`` says for each kind that was not run why; the rest is for a person's eyes."""
+
+    tests: list[ReviewTest] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    changes: list[rendering.RenderingChange] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What one loaded release answered."""
+
+    manifest: ReleaseManifest
+    asked: PromptSet
+    prompts: dict[str, list[int]]
+    answers: list[Answer]
+    logits: list[torch.Tensor]
+    golden: tuple[int, int] | None = None  # cases replayed, and how many of them did not match
+
+
+async def run_tests(
+    reference: Side,
+    candidate: Side,
+    *,
+    kinds: Sequence[TestKind],
+    limits: Mapping[str, float],
+    prompts: PromptSet,
+) -> Outcome:
+    """Every test of ``kinds`` that this module knows. Raises ``ReviewError`` when a folder is not the release its file describes."""
+    outcome = Outcome()
+    chosen = {
+        kind: choose_limits(kind, reference.manifest, candidate.manifest, limits) for kind in kinds if kind in HERE
+    }
+    if "RenderedFixtures" in chosen:
+        _run_rendering(outcome, reference, candidate, chosen["RenderedFixtures"])
+    wanted = [kind for kind in _LOADED if kind in chosen]
+    if wanted and (reference.spec is None or candidate.spec is None):
+        outcome.missing |= dict.fromkeys(wanted, NEEDS_FOLDERS)
+    elif wanted:
+        await _run_loaded(outcome, reference, candidate, chosen, prompts)
+    return outcome
+
+
+def _run_rendering(outcome: Outcome, reference: Side, candidate: Side, limits: Limits) -> None:
+    renders = [_render_of(side) for side in (reference, candidate)]
+    if renders[0] is None or renders[1] is None:
+        outcome.missing["RenderedFixtures"] = "needs a record or the files of each release: a manifest renders nothing"
+        return
+    conversations = rendering.conversations_of(reference.record, candidate.record)
+    compared = rendering.compare_renderings(conversations, renders[0], renders[1])
+    if not compared.pairs:
+        outcome.missing["RenderedFixtures"] = (
+            "the two records have no conversation in common: name both releases' files"
+        )
+        return
+    differing = [difference.part for difference in compare_manifests(reference.manifest, candidate.manifest)]
+    figures = rendering.measure_renderings(
+        compared,
+        differing=differing,
+        candidate_record=candidate.record,
+        bos_id=candidate.manifest.special_tokens.bos_id,
+    )
+    loaded = reference.spec is not None and candidate.spec is not None
+    figures["source"] = "files" if loaded else "records"
+    outcome.changes = compared.changes
+    outcome.tests.append(_judge("RenderedFixtures", figures, limits, rendering.describe_renderings(figures)))
+
+
+def _render_of(side: Side) -> rendering.Render | None:
+    if side.spec is not None:
+        tokenizer = Tokenizer.load((side.spec.tokenizer or side.spec.model).path)
+        return rendering.render_with(Renderer(load_chat_template(side.spec), tokenizer))
+    return None if side.record is None else rendering.render_from(side.record)
+
+
+async def _run_loaded(
+    outcome: Outcome, reference: Side, candidate: Side, chosen: Mapping[TestKind, Limits], prompts: PromptSet
+) -> None:
+    scores = "LogitComparison" in chosen
+    left = await _ask(reference, prompts, like=None, scores=scores, replays="SemanticParity" in chosen)
+    same_tokenizer = reference.manifest.tokenizer.compiled == candidate.manifest.tokenizer.compiled
+    right = await _ask(candidate, prompts, like=left if same_tokenizer else None, scores=scores, replays=False)
+    if "SemanticParity" in chosen:
+        _judge_parity(outcome, reference, left, right, chosen["SemanticParity"], by_text=not same_tokenizer)
+    if scores:
+        _judge_logits(outcome, left, right, chosen["LogitComparison"], same_tokenizer=same_tokenizer)
+
+
+async def _ask(side: Side, prompts: PromptSet, *, like: _Asked | None, scores: bool, replays: bool) -> _Asked:
+    """Load one side and ask it. ``like`` is the reference: its prompt ids are asked again, and its answers are scored."""
+    assert side.spec is not None
+    async with load_release(side.spec) as release:
+        differences = compare_manifests(side.manifest, release.manifest)
+        _require_described(side, differences)
+        ids = like.prompts if like is not None else render_prompts(prompts, release)
+        answers = await collect_answers(release, ids, max_tokens=prompts.max_tokens)
+        scored = await collect_logits(release, like.answers if like is not None else answers) if scores else []
+        golden = await _replay(side, release) if replays and differences else None
+        return _Asked(
+            manifest=release.manifest, asked=prompts, prompts=ids, answers=answers, logits=scored, golden=golden
+        )
+
+
+def _require_described(side: Side, differences: Sequence[PartDifference]) -> None:
+    """What is loaded must be what the file describes. A desk has another image, and a reference may be of an older build; then its
+    golden cases are replayed, which is what tells whether this build computes it alike."""
+    others = [difference for difference in differences if difference.part != "engine"]
+    build = [d for d in differences for f in d.fields if d.part == "engine" and f.path != "imageDigest"]
+    if others or (build and side.name == "candidate"):
+        first = (others or build)[0]
+        raise ReviewError(
+            f"The {side.name}'s files are not the release that its file describes: {first.message.replace('approved', 'recorded')}"
+        )
+
+
+async def _replay(side: Side, release: LoadedRelease) -> tuple[int, int] | None:
+    """The reference's golden cases on this build: how many, and how many give something else."""
+    cases = side.record.golden.cases if side.record is not None else ()
+    if not cases:
+        return None
+    failed = 0
+    for case in cases:
+        try:
+            report = await replay_case(case, release)
+            check_golden(
+                report,
+                case,
+                dtype=release.identity.dtype,
+                device_class=release.identity.device_class,
+                engine_build=release.identity.engine_build,
+            )
+        except CheckFailedError:
+            failed += 1
+    return len(cases), failed
+
+
+def _judge_parity(
+    outcome: Outcome, reference: Side, left: _Asked, right: _Asked, limits: Limits, *, by_text: bool
+) -> None:
+    outcome.divergences = parity.find_divergences(
+        left.answers, right.answers, clear_margin=limits["clearMarginNats"], by_text=by_text
+    )
+    figures = parity.measure_parity(left.answers, right.answers, outcome.divergences, by_text=by_text)
+    figures["promptsDigest"] = left.asked.digest
+    message = parity.describe_parity(figures, outcome.divergences, limits)
+    if left.golden is not None:
+        figures["goldenCases"], figures["goldenMismatches"] = left.golden
+        message += (
+            f"; {left.golden[0] - left.golden[1]} of {left.golden[0]} golden cases of the reference hold on this engine"
+        )
+    elif compare_engines(reference.manifest, left.manifest):
+        outcome.missing["SemanticParity"] = (
+            "the reference was recorded by another build, and its file has no golden cases to replay: give its record"
+        )
+        return
+    else:
+        limits.pop("goldenMismatchesMax")
+    outcome.tests.append(_judge("SemanticParity", figures, limits, message))
+
+
+def compare_engines(recorded: ReleaseManifest, loaded: ReleaseManifest) -> bool:
+    """Whether another program computes now than the one that was recorded."""
+    return recorded.engine.model_copy(update={"image_digest": None}) != loaded.engine.model_copy(
+        update={"image_digest": None}
+    )
+
+
+def _judge_logits(outcome: Outcome, left: _Asked, right: _Asked, limits: Limits, *, same_tokenizer: bool) -> None:
+    sizes = {rows.shape[-1] for rows in (*left.logits, *right.logits)}
+    if not same_tokenizer or len(sizes) != 1:
+        outcome.missing["LogitComparison"] = (
+            "the vocabularies differ: no id means the same in both, so no logits compare"
+        )
+        return
+    figures = measure_logits(left.logits, right.logits, left.answers)
+    figures["promptsDigest"] = left.asked.digest
+    outcome.tests.append(_judge("LogitComparison", figures, limits, describe_logits(figures)))
+
+
+def _judge(kind: TestKind, figures: Figures, limits: Limits, message: str) -> ReviewTest:
+    exceeded = find_exceeded(figures, limits)
+    value: dict[str, Any] = {"measurements": figures, "limits": limits}
+    return ReviewTest(kind=kind, passed=not exceeded, message="; ".join([*exceeded, message]), **value)
