@@ -9,6 +9,7 @@ class Reason(StrEnum):
 
     RECONCILED = "Reconciled"
     INVALID_SPEC = "InvalidSpec"
+    UNKNOWN_FIELDS = "UnknownFields"
     RECORD_MISSING = "RecordMissing"
     REVIEW_REQUIRED = "ReviewRequired"
     REVIEW_PASSED = "ReviewPassed"

@@ -1,4 +1,4 @@
-"""The API server as the operator sees it: seven verbs on plain JSON objects. ``Cluster`` is the test seam; ``ApiCluster`` talks to a
+"""The API server as the operator sees it: eight verbs on plain JSON objects. ``Cluster`` is the test seam; ``ApiCluster`` talks to a
 real server through the synchronous Kubernetes client, so it is called from threads, and every call has a timeout.
 """
 
@@ -30,6 +30,7 @@ LIST_PAGE: Final = 500
 PROXY_BODY_BYTES_MAX: Final = 1024 * 1024
 CONNECT_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 32
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 UNTYPED_PATCH: Final = "failed to create typed patch object"
 _ERRORS: Final[Mapping[int, type[ApiError]]] = {
     400: RejectedError,
@@ -45,6 +46,10 @@ class Cluster(Protocol):
 
     def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """The object, or None when it does not exist."""
+        ...
+
+    def version(self, kind: Kind, namespace: str, name: str) -> str | None:
+        """Only the object's resource version, whatever its size; None when it does not exist."""
         ...
 
     def list(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Manifest]:
@@ -119,6 +124,13 @@ class ApiCluster:
             return self._call("GET", kind.path(namespace, name))
         except NotFoundError:
             return None
+
+    def version(self, kind: Kind, namespace: str, name: str) -> str | None:
+        try:
+            raw = self._send("GET", kind.path(namespace, name), timeout=self._timeout, accept=METADATA_ONLY)
+        except NotFoundError:
+            return None
+        return str(json.loads(raw)["metadata"]["resourceVersion"])
 
     def list(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Manifest]:
         return [
@@ -195,8 +207,9 @@ class ApiCluster:
         body: Manifest | None = None,
         content_type: str = "application/json",
         limit: int | None = None,
+        accept: str = "application/json",
     ) -> bytes:
-        headers = {"Accept": "application/json", "User-Agent": constants.FIELD_MANAGER, **self._authorization()}
+        headers = {"Accept": accept, "User-Agent": constants.FIELD_MANAGER, **self._authorization()}
         if body is not None:
             headers["Content-Type"] = content_type
         address = f"{self._api.configuration.host}{path}{'?' + urlencode(query) if query else ''}"

@@ -29,6 +29,7 @@ class OperatorConfig:
     verdict_access: Literal["Direct", "Proxy"] = "Direct"
     resync_seconds: float = 300.0
     retry_seconds: float = 10.0
+    reference_seconds: float = 20.0
     verdict_poll_seconds: float = 3.0
     progress_seconds: float = 10.0
     verdict_timeout_seconds: float = 3.0
@@ -59,6 +60,7 @@ def read_config(environment: Mapping[str, str]) -> OperatorConfig:
         ),
         resync_seconds=_seconds(environment, "PRATIQUE_RESYNC_SECONDS", default.resync_seconds),
         retry_seconds=_seconds(environment, "PRATIQUE_RETRY_SECONDS", default.retry_seconds),
+        reference_seconds=_seconds(environment, "PRATIQUE_REFERENCE_SECONDS", default.reference_seconds),
         verdict_poll_seconds=_seconds(environment, "PRATIQUE_VERDICT_POLL_SECONDS", default.verdict_poll_seconds),
         health_port=_port(environment, "PRATIQUE_HEALTH_PORT", default.health_port),
         metrics_port=_port(environment, "PRATIQUE_METRICS_PORT", default.metrics_port),

@@ -6,7 +6,7 @@ the operator is down, and an idle operator moves no resource version.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -61,15 +61,28 @@ def _selector(kind: Kind) -> tuple[str, str, str]:
 
 
 def register(
-    registry: kopf.OperatorRegistry, config: OperatorConfig, queue: ReconcileQueue, *, login: Callable[[], Connection]
+    registry: kopf.OperatorRegistry,
+    config: OperatorConfig,
+    queue: ReconcileQueue,
+    *,
+    login: Callable[[], Connection],
+    find_changed: Callable[[], Awaitable[set[Key]]],
 ) -> None:
-    """Put every handler into the registry. kopf calls ``login`` at the start and whenever its credentials are refused."""
+    """Put every handler into the registry. kopf calls ``login`` at the start and whenever its credentials are refused;
+    ``find_changed`` is asked now and then for services whose ConfigMaps or Secrets, which nobody watches, are others now."""
     background: set[asyncio.Task[None]] = set()
 
     @kopf.on.startup(registry=registry)
     async def handle_startup(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings, config)
         background.add(asyncio.create_task(queue.run(), name="reconcile queue"))
+        background.add(asyncio.create_task(look_after_references(), name="references"))
+
+    async def look_after_references() -> None:
+        while True:
+            await asyncio.sleep(config.reference_seconds)
+            for key in await find_changed():
+                queue.trigger(key)
 
     @kopf.on.login(registry=registry)
     async def handle_login(**_: Any) -> kopf.ConnectionInfo:

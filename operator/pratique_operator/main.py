@@ -81,8 +81,12 @@ async def serve(
     async def work(key: Key) -> Outcome:
         return await asyncio.to_thread(reconciler.reconcile, key)
 
+    async def find_changed() -> set[Key]:
+        return await asyncio.to_thread(reconciler.find_changed)
+
     registry = kopf.OperatorRegistry()
-    register(registry, config, ReconcileQueue(work, workers=config.reconcile_workers), login=login)
+    queue = ReconcileQueue(work, workers=config.reconcile_workers)
+    register(registry, config, queue, login=login, find_changed=find_changed)
     await kopf.operator(
         registry=registry,
         standalone=True,

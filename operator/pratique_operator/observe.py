@@ -42,7 +42,8 @@ class Key:
 @dataclass(frozen=True)
 class Snapshot:
     """The world at one moment. ``target`` None goes with ``blocked``, the error that says why. ``endpoints`` maps a revision to its
-    ready endpoints behind the entry Service; None: the entry has no endpoint slice yet. ``review`` None: there is no target to review."""
+    ready endpoints behind the entry Service; None: the entry has no endpoint slice yet. ``review`` None: there is no target to review.
+    ``referred`` holds the version of every object of a user that was read, None for one that is not there."""
 
     key: Key
     owner: Manifest
@@ -54,6 +55,7 @@ class Snapshot:
     endpoints: Mapping[str, int] | None = None
     trust: Trust = field(default_factory=Trust)
     review: ReviewState | None = None
+    referred: Mapping[Reference, str | None] = field(default_factory=dict)
 
     @property
     def entry(self) -> str | None:
@@ -107,7 +109,11 @@ def observe_service(
         if is_owned(child, owner)
     }
     recorded = observe_recorded(children)
-    spec, target, blocked = _observe_target(cluster, key, owner, config, recorded)
+    spec, invalid = _observe_spec(owner)
+    objects = (
+        {} if spec is None else {r: _observe_reference(cluster, key, r) for r in sorted(required_references(spec))}
+    )
+    target, blocked = (None, invalid) if spec is None else _observe_target(key, spec, objects, config, recorded)
     deployments = _deployments_of(children)
     trusting = {name for name, deployment in deployments.items() if declared_of(deployment) is not None}
     pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
@@ -124,6 +130,7 @@ def observe_service(
         endpoints=_observe_endpoints(cluster, key, pods),
         trust=Trust(recorded, observe_offers(key.namespace, deployments, recorded, pods, read_record)),
         review=observe_review(key, spec, target, children, recorded, pods),
+        referred={r: None if found is None else found["metadata"]["resourceVersion"] for r, found in objects.items()},
     )
 
 
@@ -157,23 +164,27 @@ def is_owned(child: Manifest, owner: Manifest) -> bool:
     )
 
 
-def _observe_target(
-    cluster: Cluster, key: Key, owner: Manifest, config: OperatorConfig, recorded: Mapping[str, Recorded]
-) -> tuple[InferenceServiceSpec | None, Target | None, InvalidSpecError | RecordError | None]:
+def _observe_spec(owner: Manifest) -> tuple[InferenceServiceSpec | None, InvalidSpecError | None]:
     try:
-        spec = parse_spec(owner.get("spec", {}))
+        return parse_spec(owner.get("spec", {})), None
     except InvalidSpecError as error:
-        return None, None, error
-    objects = {
-        reference: _observe_reference(cluster, key, reference) for reference in sorted(required_references(spec))
-    }
+        return None, error
+
+
+def _observe_target(
+    key: Key,
+    spec: InferenceServiceSpec,
+    objects: Mapping[Reference, Manifest | None],
+    config: OperatorConfig,
+    recorded: Mapping[str, Recorded],
+) -> tuple[Target | None, InvalidSpecError | RecordError | None]:
     try:
-        target = compute_target(
+        found = compute_target(
             spec, References(objects), service=key.name, namespace=key.namespace, config=config, recorded=recorded
         )
     except (InvalidSpecError, RecordError) as error:
-        return spec, None, error
-    return spec, target, None
+        return None, error
+    return found, None
 
 
 def _observe_reference(cluster: Cluster, key: Key, reference: Reference) -> Manifest | None:

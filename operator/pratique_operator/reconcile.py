@@ -19,6 +19,7 @@ from pratique_operator.errors import ChildConflictError, NotFoundError, Rejected
 from pratique_operator.events import compute_events, post_events
 from pratique_operator.observe import Key, ReadVerdicts, Snapshot, observe_service, rollout_state
 from pratique_operator.records import ReadRecord
+from pratique_operator.referred import ReferredObjects
 from pratique_operator.rollout import Plan, plan_rollout
 from pratique_operator.status import StatusResult, compute_status, format_time, merge_patch
 
@@ -59,6 +60,7 @@ class Reconciler:
         self._read_verdicts = read_verdicts
         self._read_record = read_record
         self._now = now
+        self._referred = ReferredObjects()
         # When a service's status was last written while it downloads: progress alone is not worth a write every few seconds.
         self._told_at: dict[Key, datetime] = {}
 
@@ -87,7 +89,9 @@ class Reconciler:
         )
         if snapshot is None:
             self._told_at.pop(key, None)
+            self._referred.forget(key)
             return Outcome(0, None)
+        self._referred.remember(key, snapshot.referred)
         plan = plan_rollout(rollout_state(snapshot), now)
         for decision in plan.decisions:
             LOG.debug("Planned %s: %s: %s: %s", decision.action, key, decision.revision, decision.reason)
@@ -95,6 +99,10 @@ class Reconciler:
         result = compute_status(snapshot, plan, now=now, refused=refused)
         writes += self._write_status(snapshot, result, now)
         return Outcome(writes, self._requeue_seconds(snapshot, plan, result, now, refused=refused))
+
+    def find_changed(self) -> set[Key]:
+        """Services that refer to an object which is another one than their last pass read."""
+        return self._referred.find_changed(self._cluster)
 
     def _apply(self, snapshot: Snapshot, plan: Plan, now: datetime) -> tuple[int, Finding | None]:
         """A child that cannot be written is told in the status; an unreachable API server ends the pass."""

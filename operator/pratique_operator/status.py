@@ -7,7 +7,7 @@ Conditions, each an observation:
 * FingerprintVerified: pods of the current revision proved to be the approved release. False names the part that differs; Unknown with
   RecordedNotApproved: they match the first pod's record, which nobody approved.
 * ReviewPassed: the current revision's release is covered by a review against the one it replaces.
-* Degraded: a person should look, whether or not something serves.
+* Degraded: a person should look, whether or not something serves; also at a manifest whose fields were dropped.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from pratique_operator.approval import (
 )
 from pratique_operator.containers import Finding
 from pratique_operator.downloads import compute_downloads
+from pratique_operator.dropped import find_dropped
 from pratique_operator.findings import deadline_of, find_failing, find_problem, find_wait
 from pratique_operator.observe import Snapshot, rollout_state
 from pratique_operator.pods import PodFacts
@@ -288,6 +289,10 @@ def _progressing(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Findin
 
 def _degraded(facts: _Facts, cause: Finding) -> tuple[ConditionStatus, Finding]:
     if facts.problem is None and not facts.late:
+        dropped = find_dropped(facts.snapshot.owner)
+        if dropped:
+            text = f"the API server dropped {', '.join(dropped)} from the manifest: the CRD knows no such field"
+            return "True", Finding(Reason.UNKNOWN_FIELDS, text)
         return "False", Finding(Reason.RECONCILED, "nothing is known to be wrong")
     entry = facts.snapshot.entry
     still = f"; revision {entry} goes on serving" if facts.endpoints_ready and entry != facts.target else ""

@@ -468,6 +468,11 @@ class InferenceServiceSpec(ContractModel):
         return self.rollout.progress_deadline_seconds or self.startup.timeout_seconds + 600
 
 
+def field_path(loc: tuple[int | str, ...]) -> str:
+    """Where pydantic found something, as a person writes it: ``spec.model.adapters[0].name``."""
+    return re.sub(r"\.(\d+)", r"[\1]", ".".join(["spec", *map(str, loc)]))
+
+
 def parse_spec(value: Any) -> InferenceServiceSpec:
     """Parse ``.spec``; raises ``InvalidSpecError`` naming the first wrong field and how many more there are.
 
@@ -476,6 +481,6 @@ def parse_spec(value: Any) -> InferenceServiceSpec:
         return InferenceServiceSpec.model_validate(value)
     except ValidationError as error:
         first, *more = error.errors()
-        path = re.sub(r"\.(\d+)", r"[\1]", ".".join(["spec", *map(str, first["loc"])]))
+        path = field_path(first["loc"])
         also = f" (and {len(more)} more)" if more else ""
         raise InvalidSpecError(path, f"{first['msg'][0].lower()}{first['msg'][1:]}{also}") from error

@@ -393,6 +393,7 @@ def settings(namespace: str) -> OperatorConfig:
         operator_name=namespace,
         resync_seconds=0.5,
         retry_seconds=0.3,
+        reference_seconds=0.3,
         verdict_poll_seconds=0.2,
         health_port=0,
         metrics_port=0,

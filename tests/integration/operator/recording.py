@@ -21,6 +21,10 @@ class RecordingCluster:
         self._record(kind, "get")
         return self._cluster.get(kind, namespace, name)
 
+    def version(self, kind: Kind, namespace: str, name: str) -> str | None:
+        self._record(kind, "get")
+        return self._cluster.version(kind, namespace, name)
+
     def list(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Manifest]:
         self._record(kind, "list")
         return self._cluster.list(kind, namespace, selector, fields=fields)

@@ -72,8 +72,9 @@ def test_pod_affecting_change_gives_a_new_revision_and_no_other_does(world: Worl
     assert (world.target(), second != first) == (first, True)
 
 
-def test_content_of_referenced_objects_is_part_of_the_revision(world: World) -> None:
-    """linagora/openrag#985, rustfs/helm#16: a rotated Secret that nobody noticed."""
+def test_content_of_referenced_objects_is_part_of_the_revision(slow_world: World) -> None:
+    """linagora/openrag#985, rustfs/helm#16: a rotated Secret that nobody noticed. Here without any resync in time."""
+    world = slow_world
 
     def put(kind: str, value: str) -> None:
         text = {"data" if kind == "ConfigMap" else "stringData": {"k": value}}
@@ -123,6 +124,8 @@ def test_record_that_is_missing_or_another_holds_new_pods_back_and_touches_no_ol
     eventually(lambda: "not valid at manifest" in world.condition()["message"], what="the record is unreadable")
     other = "sha256:" + "0" * 64
     world.create(release={**approved, "fingerprint": other})
+    # A pass that read the spec before this change and the record after the next would rightly find them in agreement.
+    world.wait_reason("RecordMissing")
     data = {"record.json": record.to_json()}
     world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rel"}, "data": data})
     eventually(lambda: other in world.condition().get("message", ""), what="both fingerprints are named")
@@ -134,6 +137,25 @@ def test_record_that_is_missing_or_another_holds_new_pods_back_and_touches_no_ol
     assert found["status"]["serving"]["fingerprint"] == record.fingerprint
     config = world.children()[f"ConfigMap/svc-{world.target()}"]
     assert config["data"]["record.json"] == record.to_json()
+    world.create(release={**approved, "fingerprint": other}, replicas=2)
+    eventually(
+        lambda: world.status()["readyReplicas"] == 2, what="the serving revision scales while the spec is blocked"
+    )
+    assert world.wait_reason("RecordMissing")["status"] == "False"
+
+
+def test_fields_that_the_api_server_dropped_are_named(world: World) -> None:
+    """A typing error under --validate=false: stored nowhere, so kubectl's own copy of the manifest is the only trace."""
+    manifest = world.manifest()
+    manifest["spec"] |= {"adaptors": [], "download": {"caches": {}}, "model": HUB}
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(manifest)}
+    manifest["metadata"] |= {"annotations": annotations}
+    world.cluster.create(kinds.INFERENCE_SERVICE, world.namespace, manifest)
+    world.wait_ready()
+    degraded = world.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "UnknownFields")
+    assert "spec.adaptors" in degraded["message"]
+    assert "spec.download.caches" in degraded["message"]
 
 
 def test_drift_is_repaired(slow_world: World) -> None:

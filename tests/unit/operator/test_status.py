@@ -1,5 +1,6 @@
 """Status tables: an observed world in, conditions out."""
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult
+from pratique_operator.dropped import LAST_APPLIED
 from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.observe import Snapshot, rollout_state
 from pratique_operator.pods import Finding, PodFacts
@@ -255,6 +257,29 @@ def test_same_world_gives_the_same_status_later() -> None:
 def test_at_most_ten_failing_pods_are_listed() -> None:
     pods = [failing_pod(REV, Reason.MODEL_MISMATCH, "x", f"p{n:02}") for n in range(15)]
     assert [v["pod"] for v in status_of(updating(*pods))["verdicts"]] == [f"p{n:02}" for n in range(10)]
+
+
+def test_dropped_fields_degrade_a_service_that_serves_and_say_less_than_a_problem() -> None:
+    snapshot = serving()
+    applied = {"spec": {"model": {"uri": "file:///models/x"}, "scaling": {}}}
+    snapshot.owner["metadata"]["annotations"] = {LAST_APPLIED: json.dumps(applied)}
+    assert conditions(snapshot)["Ready"] == ("True", "Reconciled")
+    assert conditions(snapshot)["Degraded"] == ("True", "UnknownFields")
+    assert "spec.scaling" in message(snapshot, "Degraded")
+    refused = Finding(Reason.INVALID_SPEC, "Service svc exists")
+    assert conditions(snapshot, refused=refused)["Degraded"] == ("True", "InvalidSpec")
+
+
+def test_evicted_pod_is_history_once_its_revision_is_complete_without_it() -> None:
+    """Kubernetes keeps pods that ended for a long time; a service that serves stayed degraded as long."""
+    evicted = make_pod(REV, "evicted", ended=True, finding=Finding(Reason.DISK_FULL, "Evicted"))
+    assert conditions(serving(ready_pod(REV), evicted))["Degraded"] == ("False", "Reconciled")
+    status = status_of(serving(ready_pod(REV), evicted))
+    assert (status["verdicts"], status["replicas"], status["serving"]["replicas"]) == ([], 1, 1)
+    assert status["rollout"]["phase"] == "Complete"
+    assert conditions(serving(make_pod(REV, running=True), evicted, endpoints=0))["Ready"] == ("False", "DiskFull")
+    old = make_pod(OLD, "evicted", ended=True, finding=Finding(Reason.CRASH_LOOPING, "x"))
+    assert status_of(serving(ready_pod(REV), old))["verdicts"] == []
 
 
 def test_refused_write_is_told() -> None:
