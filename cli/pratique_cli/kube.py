@@ -51,6 +51,39 @@ class Cluster:
         )
         return found
 
+    def get_config_map(self, name: str, namespace: str) -> dict[str, str]:
+        """The data of a ConfigMap; raises ``CliError`` when it is not there."""
+        api = self._client.CoreV1Api()
+        found = self._call(
+            f"ConfigMap {namespace}/{name}",
+            lambda: api.read_namespaced_config_map(name, namespace, _request_timeout=REQUEST_SECONDS_MAX),
+        )
+        return dict(found.data or {})
+
+    def patch_service(self, name: str, namespace: str, body: dict[str, Any]) -> bool:
+        """JSON merge patch of the InferenceService; False when ``body`` names a resourceVersion that is not the newest."""
+        api = self._client.CustomObjectsApi()
+
+        def patch() -> bool:
+            try:
+                api.patch_namespaced_custom_object(
+                    constants.GROUP,
+                    constants.VERSION,
+                    namespace,
+                    constants.PLURAL,
+                    name,
+                    body,
+                    field_manager="pratique",
+                    _request_timeout=REQUEST_SECONDS_MAX,
+                )
+            except self._client.exceptions.ApiException as error:
+                if error.status == 409:
+                    return False
+                raise
+            return True
+
+        return self._call(f"InferenceService {namespace}/{name}", patch)
+
     def ready_pod(self, name: str, namespace: str) -> tuple[str, int]:
         """A pod behind the entry Service that is ready, and its API port."""
         api = self._client.DiscoveryV1Api()

@@ -48,32 +48,55 @@ def describe(resource: Mapping[str, Any], *, now: datetime) -> str:
     lines = [
         f"Service:   {metadata.get('namespace')}/{metadata['name']}",
         f"Ready:     {ready.get('status', 'Unknown')}  {reason}: {sentence}{stale}",
-        f"Approved:  {_approved(resource.get('spec', {}).get('release', {}))}",
+        f"Approved:  {_approved(resource)}",
         f"URL:       {observed.get('url') or '-'}",
     ]
     rollout = observed.get("rollout")
     if rollout:
         lines.append(f"Rollout:   {rollout.get('phase')}  {rollout.get('message', '')}".rstrip())
-    return "\n".join([*lines, "", _revisions(observed), *_conditions(observed, now), *_verdicts(observed)])
+    return "\n".join(
+        [*lines, "", _revisions(observed), *_conditions(observed, now), *_review(observed), *_verdicts(observed)]
+    )
 
 
-def _approved(release: Mapping[str, Any]) -> str:
-    """Without a fingerprint of its own, a service approves whatever record its ConfigMap holds: worth saying."""
+def _approved(resource: Mapping[str, Any]) -> str:
+    """What somebody approved. Under TrustFirst without that, what to do about it."""
+    release, metadata = resource.get("spec", {}).get("release") or {}, resource["metadata"]
+    recorded = (resource.get("status") or {}).get("recorded")
+    if release.get("fingerprint"):
+        return str(release["fingerprint"])
+    if recorded:
+        where = f"{metadata['name']} -n {metadata.get('namespace')}"
+        return f"nothing; recorded {recorded['fingerprint']} (ConfigMap {recorded['recordRef']}): pratique release approve {where}"
     record = release.get("recordRef", {}).get("name")
-    return release.get("fingerprint") or (f"whatever record ConfigMap {record} holds" if record else "nothing")
+    return f"whatever record ConfigMap {record} holds" if record else "nothing"
+
+
+def _review(observed: Mapping[str, Any]) -> list[str]:
+    """What no review covers; one line when all of it is covered."""
+    review = observed.get("review")
+    if not review or not review.get("differences"):
+        return []
+    rows = [(found.get("part"), found.get("message")) for found in review.get("uncovered", [])]
+    against = review["reference"].removeprefix("sha256:")[:12]
+    if not rows:
+        return ["", f"Review:    every difference from release {against} is covered"]
+    return ["", format_table((f"NOT REVIEWED AGAINST {against}", "WHAT IS MISSING"), rows)]
 
 
 def _revisions(observed: Mapping[str, Any]) -> str:
-    header = ("", "REVISION", "FINGERPRINT", "WEIGHT", "REPLICAS", "READY", "VERIFIED")
+    header = ("", "REVISION", "FINGERPRINT", "APPROVED", "WEIGHT", "REPLICAS", "READY", "VERIFIED")
     rows = []
     for role in ("serving", "candidate"):
         revision = observed.get(role)
         if revision:
             fingerprint = (revision.get("fingerprint") or "").removeprefix("sha256:")[:12]
             counts = [revision.get(name) for name in ("replicas", "readyReplicas", "verifiedReplicas")]
-            rows.append((role, revision.get("revision"), fingerprint, f"{revision.get('weight', 0)}%", *counts))
+            approved = {True: "yes", False: "no"}.get(revision.get("approved"))
+            weight = f"{revision.get('weight', 0)}%"
+            rows.append((role, revision.get("revision"), fingerprint, approved, weight, *counts))
         else:
-            rows.append((role, *[None] * 6))
+            rows.append((role, *[None] * 7))
     return format_table(header, rows)
 
 

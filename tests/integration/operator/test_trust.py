@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from pratique_cli.commands.release.approve import approve
 from pratique_contract import Reason, ReleaseRecord, Verdict, VerdictResult, constants
 from pratique_contract.review import REQUIRED_TESTS, Review, ReviewedDifference, ReviewTest
 from pratique_operator import kinds, names
 from pratique_operator.trust import RecordAnswer
-from tests.integration.operator.conftest import World, eventually
+from tests.integration.operator.conftest import World, eventually, kubeconfig
 from tests.support.releases import make_manifest, make_record
 
 pytestmark = pytest.mark.integration
@@ -38,7 +39,9 @@ def pods(world: World) -> list[dict[str, Any]]:
     return [pod for pod in world.list(kinds.POD) if "deletionTimestamp" not in pod["metadata"]]
 
 
-def test_first_pod_is_recorded_before_the_second_starts_and_approval_restarts_none(world: World) -> None:
+def test_first_pod_is_recorded_before_the_second_starts_and_approval_restarts_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.operator.verdicts["*"] = passed(RECORD)
     world.operator.records["*"] = RecordAnswer(202, '{"message": "searching golden cases"}')
     world.create(replicas=2, release=TRUST)
@@ -54,10 +57,12 @@ def test_first_pod_is_recorded_before_the_second_starts_and_approval_restarts_no
     assert config_map["immutable"]
     condition = world.wait_reason("RecordedNotApproved", "FingerprintVerified")
     assert (condition["status"], config_map["metadata"]["name"] in condition["message"]) == ("Unknown", True)
-    approved = {**TRUST, "fingerprint": world.status()["recorded"]["fingerprint"]}
-    world.create(replicas=2, release=approved)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig()))
+    approve("svc", namespace=world.namespace, context=None, fingerprint=RECORD.fingerprint, yes=False)
     assert world.wait_reason("Verified", "FingerprintVerified")["status"] == "True"
     world.wait_ready()
+    world.create(replicas=2, release=TRUST)  # a manifest that does not name the fingerprint takes no approval back
+    assert world.wait_reason("Verified", "FingerprintVerified")["status"] == "True"
     assert {pod["metadata"]["uid"] for pod in pods(world)} == first
     reasons = [
         e["reason"] for e in world.cluster.list(kinds.EVENT, world.namespace) if e["involvedObject"]["name"] == "svc"

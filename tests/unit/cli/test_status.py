@@ -33,6 +33,7 @@ FULL = _resource(
     serving={
         "revision": "abc1234567",
         "fingerprint": "sha256:" + "a" * 64,
+        "approved": True,
         "weight": 100,
         "replicas": 2,
         "readyReplicas": 2,
@@ -47,7 +48,7 @@ def test_what_serves_is_shown_before_what_is_wanted() -> None:
     lines = describe(FULL, now=NOW).splitlines()
     assert lines[1] == "Ready:     True  Reconciled: 2 of 2 pods are verified"
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("serving", "candidate"))}
-    assert rows["serving"] == ["abc1234567", "a" * 12, "100%", "2", "2", "2"]
+    assert rows["serving"] == ["abc1234567", "a" * 12, "yes", "100%", "2", "2", "2"]
     assert set(rows["candidate"]) == {"-"}
     assert lines.index(next(line for line in lines if line.startswith("serving"))) < lines.index(
         next(line for line in lines if line.startswith("candidate"))
@@ -102,3 +103,23 @@ def test_ready_for_an_older_spec_is_not_ready() -> None:
     assert is_ready(FULL)
     assert not is_ready(older)
     assert "the newest spec is not seen yet" in describe(older, now=NOW)
+
+
+def test_recorded_release_that_nobody_approved_is_shown_with_the_command() -> None:
+    resource = _resource(
+        recorded={"recordRef": "smollm2-recorded-1", "fingerprint": "sha256:" + "b" * 64, "approved": False}
+    )
+    resource["spec"] = {"release": {"policy": "TrustFirst"}}
+    line = next(line for line in describe(resource, now=NOW).splitlines() if line.startswith("Approved:"))
+    assert "b" * 64 in line
+    assert "pratique release approve smollm2 -n demo" in line
+
+
+def test_what_no_review_covers_is_listed() -> None:
+    review: dict[str, Any] = {"reference": "sha256:" + "c" * 64, "differences": [{"part": "engine", "message": "m"}]}
+    covered = describe(_resource(review=review), now=NOW)
+    assert f"every difference from release {'c' * 12} is covered" in covered
+    uncovered = [{"part": "engine", "message": "engine differs and nobody gave a reason"}]
+    shown = describe(_resource(review={**review, "uncovered": uncovered}), now=NOW)
+    assert f"NOT REVIEWED AGAINST {'c' * 12}" in shown
+    assert "engine differs and nobody gave a reason" in shown
