@@ -1,5 +1,7 @@
 """Compare two manifests part by part. Pure: digests decide, fields explain."""
 
+import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pratique_contract.manifest import PARTS, ReleaseManifest
@@ -36,15 +38,58 @@ class PartDifference(ContractModel):
 
     @property
     def message(self) -> str:
-        """One sentence naming the part and its first difference."""
+        """One sentence naming the part and its first difference; digests are shortened, ``fields`` has them whole."""
         if not self.fields:
-            return f"{self.part}: {self.expected} was approved, {self.observed} is loaded"
+            return f"{self.part}: {shorten(self.expected)} was approved, {shorten(self.observed)} is loaded"
+        if self.part == "engine":
+            return _explain_engine(self, compiled=False)
         first = self.fields[0]
         more = f" (and {len(self.fields) - 1} more)" if len(self.fields) > 1 else ""
-        sentence = f"{self.part}.{first.path}: {first.expected} was approved, {first.observed} is loaded{more}"
-        if (self.part, first.path) == ("engine", "build"):
-            return f"{sentence}; the record was made with another version of the server than the pod runs"
-        return sentence
+        return f"{self.part}.{first.path}: {_approved_and_loaded(first)}{more}"
+
+
+_LONG_DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
+
+
+def shorten(value: str) -> str:
+    """A value for a sentence: of a digest its first digits."""
+    return _LONG_DIGEST.sub(r"\1…", value)
+
+
+def _approved_and_loaded(field: "FieldDifference") -> str:
+    words = {"absent": "nothing"}
+    expected, observed = (words.get(value, shorten(value)) for value in (field.expected, field.observed))
+    return f"{expected} was approved, {observed} is loaded"
+
+
+def find_cause(differences: Sequence[PartDifference]) -> tuple[PartDifference, str]:
+    """Of several differing parts the one to blame, with the sentence for it; ``differences`` is not empty.
+
+    The first in order, but for one case: files that are the same bytes and yet came out as another tokenizer were read by another
+    program. Then the engine is to blame: a library, or the server's own version.
+    """
+    first = differences[0]
+    engine = next((difference for difference in differences if difference.part == "engine"), None)
+    derived = first.part == "tokenizer" and all(field.path == "compiled" for field in first.fields)
+    if engine is not None and engine.fields and derived:
+        return engine, _explain_engine(engine, compiled=True)
+    return first, first.message
+
+
+def _explain_engine(engine: PartDifference, *, compiled: bool) -> str:
+    """Name what a person changed: the library, not the digests that moved with it."""
+    libraries = [field for field in engine.fields if field.path.startswith("libraries")]
+    causes = libraries or [field for field in engine.fields if field.path == "build"] or list(engine.fields[:1])
+    named = "; ".join(f"engine.{cause.path}: {_approved_and_loaded(cause)}" for cause in causes[:3])
+    others = len(engine.fields) - len(causes[:3])
+    more = f" (and {others} more)" if others > 0 else ""
+    effect = ", which makes another tokenizer of the same files" if compiled else ""
+    whose = (
+        "; the record was made with another version of the server than the pod runs"
+        if any(field.path == "build" for field in causes)
+        else ""
+    )
+    return f"{named}{more}{effect}{whose}"
 
 
 def compare_manifests(
@@ -123,5 +168,7 @@ def _list_key(items: list[Any]) -> str | None:
 def _as_text(value: Any) -> str:
     if value is None:
         return "nothing"  # "None" is a quantization method
+    if isinstance(value, dict) and {"size", "sha256"} <= set(value):
+        return f"{value['size']} bytes, {value['sha256']}"
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from pratique_contract.canonical import canonical_json
 from pratique_contract.manifest import Digest, DType
 from pratique_contract.model import ContractModel
 
@@ -21,6 +22,13 @@ LOGPROB_TOLERANCE: dict[str, float] = {"FP32": 0.002, "FP16": 0.03, "BF16": 0.25
 
 # A choice that leads by more than this many tolerances is the same on every correct device; a smaller lead may flip.
 MARGIN_IN_TOLERANCES = 4.0
+
+# The conversations every record has to cover, each of a kind that some export or upgrade has changed in silence.
+FIXTURE_KINDS: tuple[str, ...] = ("plain", "tools", "multi-turn", "empty-system", "non-latin", "emoji", "long")
+
+# Fewest output tokens, over all cases, that prove anything: a single forced token is what most broken models say too.
+GOLDEN_STEPS_MIN = 8
+GOLDEN_DISTINCT_IDS_MIN = 3
 
 # The order of a stream's events with runs of content collapsed into one.
 EVENT_ORDER: tuple[str, ...] = ("role", "content", "finish", "usage", "done")
@@ -39,6 +47,15 @@ class RenderFixture(ContractModel):
     tools: tuple[dict[str, Any], ...] | None = None
     text: str
     ids: tuple[TokenId, ...]
+
+
+class RefusedFixture(ContractModel):
+    """Messages that the pinned template refuses. ``message`` is what it said, for people: only that it refuses is compared."""
+
+    name: Name
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+    message: str = ""
 
 
 class Usage(ContractModel):
@@ -105,15 +122,53 @@ class GoldenCase(ContractModel):
 
 
 class GoldenRecord(ContractModel):
-    """Rendering fixtures and golden cases of one release."""
+    """Rendering fixtures and golden cases of one release. ``refused`` are fixtures its template does not take: one that takes
+    them all of a sudden is another template."""
 
     fixtures: tuple[RenderFixture, ...] = ()
+    refused: tuple[RefusedFixture, ...] = ()
     cases: tuple[GoldenCase, ...] = ()
 
-    @field_validator("fixtures", "cases")
+    @field_validator("fixtures", "refused", "cases")
     @classmethod
     def _each_name_once(cls, items: tuple[Any, ...]) -> tuple[Any, ...]:
-        names = [item.name for item in items]
-        if len(set(names)) != len(names):
-            raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} is given twice")
+        _require_unique([item.name for item in items])
         return items
+
+    @model_validator(mode="after")
+    def _rendered_or_refused(self) -> Self:
+        _require_unique([*(item.name for item in self.fixtures), *(item.name for item in self.refused)])
+        return self
+
+
+def _require_unique(names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} is given twice")
+
+
+def find_gaps(golden: GoldenRecord) -> tuple[str, ...]:
+    """What keeps a record from proving a release, as sentences' ends ("it has …"); empty when it is strong enough.
+
+    A record is data that somebody may have cut down or written by hand: a pod that proves nothing must not get ready for it.
+    """
+    if not golden.cases:
+        return ("it has no golden case, so there is no output a pod could prove",)
+    gaps = []
+    known = {*(fixture.name for fixture in golden.fixtures), *(fixture.name for fixture in golden.refused)}
+    missing = [kind for kind in FIXTURE_KINDS if kind not in known]
+    if not golden.fixtures:
+        gaps.append("it has no rendering fixture, so nothing says how messages become tokens")
+    elif missing:
+        gaps.append(f"it neither renders nor refuses the fixture{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    if len({canonical_json(list(case.messages)) for case in golden.cases}) < len(golden.cases):
+        gaps.append("two of its golden cases ask the same")
+    # Of each case its weakest output: which one counts is decided by where the pod runs.
+    outputs = [min((output.ids for output in case.outputs), key=len) for case in golden.cases]
+    steps, distinct = sum(map(len, outputs)), len({token for ids in outputs for token in ids})
+    if steps < GOLDEN_STEPS_MIN:
+        gaps.append(
+            f"its golden cases hold {steps} output tokens in all, and fewer than {GOLDEN_STEPS_MIN} prove little"
+        )
+    elif distinct < GOLDEN_DISTINCT_IDS_MIN:
+        gaps.append(f"its golden cases only ever say {distinct} different tokens")
+    return tuple(gaps)

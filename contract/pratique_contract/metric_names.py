@@ -23,6 +23,8 @@ STALE_OUTPUTS_TOTAL: Final = "pratique_stale_outputs_total"
 STREAM_ABORTS_TOTAL: Final = "pratique_stream_aborts_total"
 REJECTIONS_TOTAL: Final = "pratique_rejections_total"
 VERDICT: Final = "pratique_verdict"
+REVERIFICATIONS_TOTAL: Final = "pratique_reverifications_total"
+REVERIFICATION_FAILURES: Final = "pratique_reverification_failures"
 RELEASE_INFO: Final = "pratique_release_info"
 ENGINE_EPOCH: Final = "pratique_engine_epoch"
 

@@ -3,6 +3,8 @@
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import Field
+
 from pratique_contract.model import ContractModel
 from pratique_contract.reasons import Reason
 
@@ -32,6 +34,18 @@ class CheckResult(ContractModel):
     message: str = ""
 
 
+class Reverification(ContractModel):
+    """The newest round of golden cases sent while the pod was idle. ``failures`` counts failed rounds in a row; ``at`` is when the
+    newest round ended. A round that had to give way to a user's request says nothing and leaves no trace here."""
+
+    result: VerdictResult
+    reason: Reason
+    message: str
+    failures: int = Field(default=0, ge=0)
+    at: datetime
+    evidence: tuple[Evidence, ...] = ()
+
+
 class Verdict(ContractModel):
     """Cached result of the gate, served at ``/verdict``. ``part`` names the manifest part that differs, when one does."""
 
@@ -48,6 +62,7 @@ class Verdict(ContractModel):
     approved: bool = False
     checked_at: datetime | None = None
     duration_ms: float | None = None
+    reverification: Reverification | None = None
 
     @property
     def passed(self) -> bool:

@@ -35,6 +35,12 @@ class Metrics:
         self.stream_aborts = Counter(
             metric_names.STREAM_ABORTS_TOTAL, "Streams cut before their end", ["cause"], registry=self.registry
         )
+        self.reverifications = Counter(
+            metric_names.REVERIFICATIONS_TOTAL,
+            "Idle re-verifications of the release by result",
+            ["result"],
+            registry=self.registry,
+        )
         self.prompt_tokens = Counter(
             metric_names.PROMPT_TOKENS_TOTAL, "Prompt tokens of started requests", registry=self.registry
         )
@@ -85,6 +91,10 @@ class PodCollector(Collector):
             yield _gauge(
                 metric_names.RELEASE_INFO, "The release served", 1.0, fingerprint=verdict.fingerprint, model=self._model
             )
+        failures = verdict.reverification.failures if verdict.reverification is not None else 0
+        yield _gauge(
+            metric_names.REVERIFICATION_FAILURES, "Idle re-verifications that failed in a row", float(failures)
+        )
         stats = self._stats()
         if stats is not None:
             yield from self._engine_gauges(stats)

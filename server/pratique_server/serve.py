@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from pratique_contract import ServingSpec, Verdict
+from pratique_contract import ServingSpec
 from pratique_server.api.app import make_app
 from pratique_server.api.auth import ApiKeys
 from pratique_server.api.live import LiveRequests
@@ -23,13 +23,15 @@ from pratique_server.api.state import ApiState, EngineSlot, Release
 from pratique_server.config import ApiLimits, EngineLimits
 from pratique_server.engine.client import start_engine
 from pratique_server.engine.protocol import Engine
-from pratique_server.gate.gate import Gate
 from pratique_server.gate.holder import VerdictHolder
-from pratique_server.gate.record_file import read_record
+from pratique_server.gate.record_file import RECORDED_PATH
 from pratique_server.http_server import HttpServer
 from pratique_server.life.draining import Drain
+from pratique_server.life.idle import IdleTime
 from pratique_server.life.loading import Loaded, StartEngine
+from pratique_server.life.recording import RecordDesk
 from pratique_server.life.supervisor import EngineGoneError, Supervisor
+from pratique_server.life.verification import Verification
 from pratique_server.logs import configure_logs
 from pratique_server.management.app import ManagementApp
 from pratique_server.management.status import PodStatus
@@ -75,7 +77,7 @@ def keep_torch_out() -> None:
 
 
 class ServingProcess:
-    """Binds both ports on construction. ``start_engine`` and the limits are parameters for tests."""
+    """Binds both ports on construction. The parameters beside ``spec`` are for tests."""
 
     def __init__(
         self,
@@ -84,11 +86,14 @@ class ServingProcess:
         start_engine: StartEngine = start_engine,
         api_limits: ApiLimits | None = None,
         engine_limits: EngineLimits | None = None,
+        recorded_path: Path = RECORDED_PATH,
     ) -> None:
         self._spec = spec
         self._api_limits = api_limits or ApiLimits()
         self._engine_limits = engine_limits or EngineLimits()
         self._start_engine = start_engine
+        self._recorded_path = recorded_path
+        self._desk: RecordDesk | None = None
         self.socket: socket.socket = bind(spec.host, spec.api_port)
         self.api_port: int = self.socket.getsockname()[1]
         self.holder = VerdictHolder(policy=spec.release.policy)
@@ -103,7 +108,7 @@ class ServingProcess:
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        app = ManagementApp(self.status, self.metrics, drain=self._drain_from_thread)
+        app = ManagementApp(self.status, self.metrics, drain=self._drain_from_thread, desk=lambda: self._desk)
         try:
             self._management = ManagementThread(app, host=spec.host, port=spec.management_port)
         except OSError:
@@ -133,7 +138,7 @@ class ServingProcess:
             self._spec,
             start_engine=self._start_engine,
             publish=self._publish,
-            verify=self._verify,
+            keeper=self._make_verification(),
             holder=self.holder,
             status=self.status,
             limits=self._engine_limits,
@@ -150,6 +155,19 @@ class ServingProcess:
             await asyncio.gather(stop, life, beat, return_exceptions=True)
             await supervisor.close()
             await self._close_ports()
+
+    def _make_verification(self) -> Verification:
+        idle = IdleTime(self._live)
+        self._desk = RecordDesk(self._spec, idle)
+        return Verification(
+            self._spec.model_copy(update={"api_port": self.api_port}),
+            probe_token=self._probe_token,
+            holder=self.holder,
+            desk=self._desk,
+            idle=idle,
+            metrics=self.metrics,
+            recorded_path=self._recorded_path,
+        )
 
     def stop(self, *, hurry: bool = False) -> None:
         """Begin the drain; again, or with ``hurry``, cut it short. Call from the event loop."""
@@ -208,19 +226,6 @@ class ServingProcess:
         if self._serving.done():
             self._serving.result()
             raise RuntimeError("The API server ended while it started")
-
-    async def _verify(self, loaded: Loaded) -> Verdict:
-        record, problem = await asyncio.to_thread(read_record, self._spec.release)
-        gate = Gate(
-            self._spec.model_copy(update={"api_port": self.api_port}),
-            record,
-            manifest=loaded.manifest,
-            engine=loaded.engine,
-            renderer=loaded.renderer,
-            probe_token=self._probe_token,
-            record_problem=problem,
-        )
-        return await gate.run()
 
     def _watch_signals(self) -> None:
         assert self.loop is not None

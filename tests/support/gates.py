@@ -16,7 +16,8 @@ from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ModelSource, ReleaseSpec, ServingSpec
 from pratique_server.engine.protocol import EngineStats
-from pratique_server.gate.gate import Gate
+from pratique_server.gate.gate import Gate, MakeRecord
+from pratique_server.gate.record_file import FoundRecord
 from tests.support.releases import make_record
 
 Chunk = dict[str, Any]
@@ -223,18 +224,20 @@ def make_gate(
     renderer: ScriptedRenderer | None = None,
     release: ReleaseSpec | None = None,
     problem: str | None = None,
+    approved: bool = True,
+    own_record: MakeRecord | None = None,
     timeout_seconds: float = 5.0,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Gate:
     engine_double: Any = engine or CountingEngine()
     return Gate(
         make_spec(release=release or ReleaseSpec(), probe_timeout_seconds=timeout_seconds),
-        record,
+        FoundRecord(record=record, problem=problem, approved=approved),
         manifest=manifest or make_record().manifest,
         engine=engine_double,
         renderer=renderer or ScriptedRenderer(),
         probe_token="probe-token",
-        record_problem=problem,
+        make_record=own_record,
         base_url=base_url,
         sleep=sleep,
     )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pratique_contract.canonical import digest_bytes
-from pratique_contract.golden import GoldenCase, GoldenOutput, GoldenRecord, RenderFixture, Usage
+from pratique_contract.golden import FIXTURE_KINDS, GoldenCase, GoldenOutput, GoldenRecord, RenderFixture, Usage
 from pratique_contract.manifest import (
     AdapterEntry,
     AdaptersPart,
@@ -105,15 +105,30 @@ def make_case(**fields: Any) -> GoldenCase:
     return GoldenCase(**{**defaults, **fields})
 
 
+def make_golden(*cases: GoldenCase, **fields: Any) -> GoldenRecord:
+    """A record strong enough to prove something: every kind of fixture, and the given cases with enough others."""
+    others = (
+        make_case(
+            name="greeting-in-two", messages=({"role": "user", "content": "A"}, {"role": "user", "content": "hoy"})
+        ),
+        make_case(
+            name="greeting-again", messages=({"role": "user", "content": "Ah"}, {"role": "user", "content": "oy"})
+        ),
+    )
+    messages = ({"role": "user", "content": "Ahoy"},)
+    defaults: dict[str, Any] = {
+        "fixtures": tuple(
+            RenderFixture(name=kind, messages=messages, text="Ahoy", ids=(5, 6)) for kind in FIXTURE_KINDS
+        ),
+        "cases": (*(cases or (make_case(),)), *others),
+    }
+    return GoldenRecord(**{**defaults, **fields})
+
+
 def make_record(**fields: Any) -> ReleaseRecord:
     defaults: dict[str, Any] = {
         "manifest": make_manifest(),
-        "golden": GoldenRecord(
-            fixtures=(
-                RenderFixture(name="plain", messages=({"role": "user", "content": "Ahoy"},), text="Ahoy", ids=(5, 6)),
-            ),
-            cases=(make_case(),),
-        ),
+        "golden": make_golden(),
         "chat_template": TEMPLATE,
     }
     return ReleaseRecord(**{**defaults, **fields})

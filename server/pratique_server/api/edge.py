@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -60,7 +61,8 @@ class Edge:
                 raise SaturatedError("Too many requests are open; try again later")
             admit(exchange.trace, exchange.headers, self._state)
             exchange.trace.admitted_at = self._state.clock()
-            await self._app(scope, exchange.receive, exchange.send)
+            with self._serve_user(exchange.trace):
+                await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
             exchange.trace.error = exchange.trace.error or InternalError("The server stopped")
             raise
@@ -69,6 +71,11 @@ class Edge:
         except Exception:  # noqa: BLE001 - one request's fault is answered, logged, and stays that request's
             _log.exception("Request %s failed", exchange.trace.request_id)
             await exchange.answer_error(InternalError("The server failed on this request"))
+
+    def _serve_user(self, trace: RequestTrace) -> AbstractContextManager[None]:
+        """What the server does for itself stops here, before the body is read: the engine is free when this request gets there."""
+        counts = trace.generates and not trace.reserved
+        return self._state.live.serve_user() if counts else nullcontext()
 
 
 def admit(trace: RequestTrace, headers: Headers, state: ApiState) -> None:

@@ -49,7 +49,10 @@ def build_verdict(
         short = short_digest(manifest.fingerprint)
         proved = "proved" if approved else "recorded, not approved,"
         message = f"Release {short} {proved} by {len(done)} checks in {duration_ms / 1000:.1f} s"
-        return base.model_copy(update={"message": message, "approved": approved, "checks": tuple(done)})
+        reason = Reason.VERIFIED if approved else Reason.RECORDED_NOT_APPROVED
+        return base.model_copy(
+            update={"reason": reason, "message": message, "approved": approved, "checks": tuple(done)}
+        )
     return base.model_copy(
         update={
             "result": VerdictResult.FAIL,

@@ -1,6 +1,7 @@
 """Say where two texts or two lists of ids part, so that a person can see it. Pure."""
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from typing import Final
 
 CONTEXT: Final = 24
@@ -15,15 +16,37 @@ def first_difference(expected: Sequence[object], observed: Sequence[object]) -> 
 
 
 def show_text(text: str, index: int) -> str:
-    """The text around an index, the place marked with ▸."""
+    """The text around an index on one line, the place marked with ▸ and what cannot be seen written out (\\n, \\u200b)."""
     start, end = max(0, index - CONTEXT), index + CONTEXT
-    before, after = text[start:index], text[index:end]
-    return f"{'…' if start else ''}{before!r}▸{after!r}{'…' if end < len(text) else ''}"
+    before, after = _visible(text[start:index]), _visible(text[index:end])
+    return f"“{'…' if start else ''}{before}▸{after}{'…' if end < len(text) else ''}”"
+
+
+def _visible(text: str) -> str:
+    return "".join(c if c.isprintable() and c != "\\" else repr(c)[1:-1] for c in text)
+
+
+def describe_text_difference(expected: str, observed: str, index: int) -> str:
+    """One sentence's middle: which character is there, which was approved, and both places."""
+    return (
+        f"character {index} is {describe_character(observed, index)}, {describe_character(expected, index)} was approved: "
+        f"{show_text(observed, index)} instead of {show_text(expected, index)}"
+    )
 
 
 def describe_character(text: str, index: int) -> str:
-    """The character at an index with its code point, or "the end"."""
-    return f"{text[index]!r} (U+{ord(text[index]):04X})" if index < len(text) else "the end"
+    """The character at an index with its code point (many look alike, or like nothing), or "the end"."""
+    if index >= len(text):
+        return "the end"
+    character = text[index]
+    # A space, a tab and a line feed are known by sight of their escape; others by name.
+    name = "" if character.isascii() else f" {unicodedata.name(character, 'unnamed')}"
+    return f"{character!r} (U+{ord(character):04X}{name})"
+
+
+def describe_token(ids: Sequence[int], index: int, decode: Callable[[Sequence[int]], str]) -> str:
+    """The id at an index with the text it stands for, or "the end"."""
+    return f"{ids[index]} {decode(ids[index : index + 1])!r}" if index < len(ids) else "the end"
 
 
 def show_ids(ids: Sequence[int], index: int) -> str:

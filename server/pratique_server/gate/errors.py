@@ -34,6 +34,17 @@ class CheckFailedError(GateError):
         self.observed = observed
         self.evidence = evidence
 
+    def of(self, subject: str) -> "CheckFailedError":
+        """The same failure, its sentence beginning with what was being asked."""
+        return CheckFailedError(
+            self.reason,
+            f"{subject}: {self.message[0].lower()}{self.message[1:]}",
+            part=self.part,
+            expected=self.expected,
+            observed=self.observed,
+            evidence=self.evidence,
+        )
+
 
 class BusyError(GateError):
     """``saturated`` tells overload (nobody's fault, to be waited out) from a port that does not listen or refuses the gate."""

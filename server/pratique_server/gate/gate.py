@@ -6,13 +6,12 @@ does not use up: busy is not wrong.
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from pratique_contract.golden import GoldenCase
 from pratique_contract.manifest import ReleaseManifest
@@ -22,27 +21,20 @@ from pratique_contract.serving import ServingSpec
 from pratique_contract.verdict import CheckResult, Verdict, VerdictResult
 from pratique_server.engine.protocol import Engine, EngineError, EngineStats
 from pratique_server.gate.blocks import check_accounts, wait_for_blocks
+from pratique_server.gate.cases import CaseRunner, LoadedRenderer
 from pratique_server.gate.client import ProbeClient
 from pratique_server.gate.conclude import build_verdict
-from pratique_server.gate.errors import BusyError, CheckFailedError
-from pratique_server.gate.identity import check_manifest, check_trusted_fingerprint, require_record
-from pratique_server.gate.outputs import check_answer, check_golden
-from pratique_server.gate.rendering import check_rendering, conversations_of
-from pratique_server.gate.stream import StreamReport
-from pratique_server.release.prompts import FIXTURES
-from pratique_server.release.recorder import ConversationRenderer, TokenDecoder
+from pratique_server.gate.errors import CheckFailedError
+from pratique_server.gate.identity import check_manifest, check_trusted_fingerprint, describe_golden, require_record
+from pratique_server.gate.outputs import require_enough
+from pratique_server.gate.record_file import FoundRecord
+from pratique_server.gate.rendering import check_all_renderings
+from pratique_server.gate.trust import TrustFirst
 
-BUSY_RETRY_SECONDS: Final = 0.2
-TRUST_FIRST_TOKENS: Final = 8
+MakeRecord = Callable[[], Awaitable[ReleaseRecord]]
 
-
-class LoadedRenderer(ConversationRenderer, Protocol):
-    """The server's own renderer with the tokenizer it renders for."""
-
-    @property
-    def tokenizer(self) -> TokenDecoder: ...
-    @property
-    def template_text(self) -> str | None: ...
+# Making a record asks for many answers; it happens once in a service's life, and before anybody waits for this pod.
+RECORDING_SECONDS_MAX: Final = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,44 +46,54 @@ class _Check:
 
 
 class Gate:
-    """One verification of one loaded release. ``record_problem`` says why a record could not be read (see ``read_record``)."""
+    """One verification of one loaded release. ``make_record`` is for the first pod under TrustFirst, which has none to match.
+    ``serving`` says that users are being served meanwhile: then blocks in use are theirs, and are not counted."""
 
     def __init__(
         self,
         spec: ServingSpec,
-        record: ReleaseRecord | None,
+        found: FoundRecord,
         *,
         manifest: ReleaseManifest,
         engine: Engine,
         renderer: LoadedRenderer,
         probe_token: str,
-        record_problem: str | None = None,
+        make_record: MakeRecord | None = None,
+        serving: bool = False,
         base_url: str | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._spec = spec
-        self._record = record
-        self._record_problem = record_problem
+        self._found = found
+        self._record = found.record
         self._manifest = manifest
         self._engine = engine
         self._renderer = renderer
+        self._make_record = make_record
+        self._serving = serving
         self._now = now
         self._clock = clock
         self._sleep = sleep
-        self._base_url = base_url or own_address(spec)
-        self._probe_token = probe_token
-        self._run_id = secrets.token_hex(4)
+        self._client = ProbeClient(
+            base_url=base_url or own_address(spec), probe_token=probe_token, model=spec.served_model_name
+        )
+        self._runner = CaseRunner(
+            self._client, manifest=manifest, renderer=renderer, waited=self._extend_budget, sleep=sleep
+        )
         self._baseline: EngineStats | None = None
         self._budget: asyncio.Timeout | None = None
-        self._last_refusal: str | None = None
+
+    @property
+    def record(self) -> ReleaseRecord | None:
+        """What was proved: the record found, or after a first run under TrustFirst the one made here."""
+        return self._record
 
     async def run(self) -> Verdict:
-        """The verdict; never raises but when it is cancelled."""
+        """The verdict; never raises but when it is cancelled. Run it once."""
         started = self._clock()
-        client = ProbeClient(base_url=self._base_url, probe_token=self._probe_token, model=self._spec.served_model_name)
-        checks = [_Check(name="record", run=self._check_record), *self._plan(client)]
+        checks = [_Check(name="record", run=self._check_record), *self._plan()]
         done: list[CheckResult] = []
         failure: CheckFailedError | None = None
         try:
@@ -106,7 +108,7 @@ class Gate:
         except Exception as error:  # noqa: BLE001 - whatever happens, a pod that was not proved must not serve
             failure = CheckFailedError(Reason.STREAM_BROKEN, f"The gate could not finish: {error!r}")
         finally:
-            await client.close()
+            await self._client.close()
         return build_verdict(
             release=self._spec.release,
             record=self._record,
@@ -114,28 +116,36 @@ class Gate:
             check_names=[check.name for check in checks],
             done=done,
             failure=failure,
-            approved=not self._trusts_first,
+            approved=self._found.approved,
             checked_at=self._now(),
             duration_ms=_milliseconds(self._clock() - started),
         )
 
-    def _plan(self, client: ProbeClient) -> list[_Check]:
-        before = [_Check(name="engine", run=self._check_engine)]
-        after = [_Check(name="blocks", run=self._check_blocks)]
+    def _plan(self) -> list[_Check]:
+        engine = _Check(name="engine", run=self._check_engine)
+        blocks = [] if self._serving else [_Check(name="blocks", run=self._check_blocks)]
         if self._trusts_first:
-            return [*before, _Check(name="answer", run=partial(self._check_own_answer, client)), *after]
+            first = TrustFirst(
+                self._runner, manifest=self._manifest, renderer=self._renderer, make_record=self._make_record
+            )
+            own = [_Check(name="answer", run=first.check_answer)]
+            if self._make_record is not None:
+                own.append(_Check(name="own-record", run=partial(self._record_itself, first)))
+            return [engine, *own, *blocks]
         cases = self._record.golden.cases if self._record is not None else ()
         return [
             _Check(name="manifest", run=self._check_manifest),
             _Check(name="rendering", run=self._check_rendering),
-            *before,
-            *(_Check(name=f"golden:{case.name}", run=partial(self._check_case, client, case)) for case in cases),
-            *after,
+            engine,
+            *(_Check(name=f"golden:{case.name}", run=partial(self._check_case, case)) for case in cases),
+            _Check(name="compared", run=self._check_compared),
+            *blocks,
         ]
 
     @property
     def _trusts_first(self) -> bool:
-        return self._record is None and self._record_problem is None and self._spec.release.policy == "TrustFirst"
+        nothing_found = self._found.record is None and self._found.problem is None
+        return nothing_found and self._spec.release.policy == "TrustFirst"
 
     async def _run_checks(self, checks: Sequence[_Check], done: list[CheckResult]) -> None:
         """``done`` grows by each check that passed; the one that raises is the next."""
@@ -148,79 +158,47 @@ class Gate:
     async def _check_record(self) -> str:
         if self._trusts_first:
             check_trusted_fingerprint(self._spec.release, self._manifest)
-            return "no record; the policy is TrustFirst"
-        record = require_record(self._spec.release, self._record, self._record_problem)
-        return f"{len(record.golden.fixtures)} fixtures, {len(record.golden.cases)} golden cases"
+            return "no record yet; the policy is TrustFirst"
+        record = require_record(self._spec.release, self._found.record, self._found.problem)
+        whose = "" if self._found.approved else ", recorded by the first pod"
+        return f"{describe_golden(record.golden)}{whose}"
 
     async def _check_manifest(self) -> str:
         return check_manifest(self._approved, self._manifest, template=self._renderer.template_text)
 
     async def _check_rendering(self) -> str:
-        conversations = conversations_of(self._approved)
-        for conversation in conversations:
-            # In a thread: a template may take its whole time limit, and the probes must go on answering.
-            await asyncio.to_thread(check_rendering, conversation, self._renderer, self._renderer.tokenizer.decode)
-        return f"{len(conversations)} conversations exact"
+        # In a thread: a template may take its whole time limit, and the probes must go on answering.
+        return await asyncio.to_thread(
+            check_all_renderings, self._approved, self._renderer, self._renderer.tokenizer.decode
+        )
 
     async def _check_engine(self) -> str:
         self._baseline = await self._engine.stats()
         check_accounts(self._baseline)
         return f"{self._baseline.blocks_used} of {self._baseline.blocks_total} blocks in use"
 
-    async def _check_case(self, client: ProbeClient, case: GoldenCase) -> str:
+    async def _check_case(self, case: GoldenCase) -> str:
         """One golden case through the public path."""
-        report = await self._ask(client, case.messages, max_tokens=case.max_tokens, name=case.name)
-        check_answer(report, prompt_tokens=len(case.prompt_ids), name=case.name, decode=self._renderer.tokenizer.decode)
-        check_golden(
-            report,
-            case,
-            dtype=self._manifest.quantization.dtype,
-            device_class=self._manifest.runtime.device_class,
-            engine_build=self._manifest.engine.build,
-        )
-        return f"{len(report.ids)} ids, {report.finish_reason}"
+        return await self._runner.run(case)
 
-    async def _check_own_answer(self, client: ProbeClient) -> str:
-        """Without a record: the answer must agree with itself and come out the same twice."""
-        name, messages, _ = FIXTURES[0]
-        rendered = await asyncio.to_thread(self._renderer.render, messages, None)
-        reports = []
-        for attempt in ("first", "second"):
-            report = await self._ask(client, messages, max_tokens=TRUST_FIRST_TOKENS, name=f"{name}-{attempt}")
-            check_answer(report, prompt_tokens=len(rendered.ids), name=name, decode=self._renderer.tokenizer.decode)
-            reports.append(report)
-        if reports[0].ids != reports[1].ids:
-            raise CheckFailedError(
-                Reason.OUTPUT_MISMATCH,
-                "The same greedy request gave two different answers",
-                expected=str(list(reports[0].ids)),
-                observed=str(list(reports[1].ids)),
-            )
-        return f"{len(reports[0].ids)} ids, twice the same"
+    async def _check_compared(self) -> str:
+        manifest = self._manifest
+        require_enough(
+            self._runner.compared, dtype=manifest.quantization.dtype, device_class=manifest.runtime.device_class
+        )
+        return f"{self._runner.compared} output tokens compared"
+
+    async def _record_itself(self, first: TrustFirst) -> str:
+        """Time for recording is its own: the budget is for proving."""
+        self._extend_budget(RECORDING_SECONDS_MAX)
+        started = self._clock()
+        self._record, message = await first.record_itself()
+        self._extend_budget(self._clock() - started - RECORDING_SECONDS_MAX)
+        return message
 
     async def _check_blocks(self) -> str:
         assert self._baseline is not None  # the engine check ran before
         return await wait_for_blocks(self._engine.stats, self._baseline, sleep=self._sleep)
-
-    async def _ask(
-        self, client: ProbeClient, messages: Sequence[dict[str, object]], *, max_tokens: int, name: str
-    ) -> StreamReport:
-        """Send until the server takes it; waiting under overload does not use up the budget."""
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return await client.stream(
-                    messages=messages,
-                    max_tokens=max_tokens,
-                    fingerprint=self._manifest.fingerprint,
-                    request_id=f"gate-{self._run_id}-{name}-{attempt}",
-                )
-            except BusyError as error:
-                self._last_refusal = str(error)
-                if error.saturated:
-                    self._extend_budget(BUSY_RETRY_SECONDS)
-                await self._sleep(BUSY_RETRY_SECONDS)
 
     def _extend_budget(self, seconds: float) -> None:
         budget = self._budget
@@ -233,7 +211,8 @@ class Gate:
         return self._record
 
     def _timed_out(self, name: str) -> CheckFailedError:
-        last = f" (last refusal: {self._last_refusal})" if self._last_refusal else ""
+        refusal = self._runner.last_refusal
+        last = f" (last refusal: {refusal})" if refusal else ""
         seconds = self._spec.probe_timeout_seconds
         return CheckFailedError(
             Reason.PROBE_TIMEOUT, f"Check {name} had not ended when the time budget of {seconds:g} s was used up{last}"

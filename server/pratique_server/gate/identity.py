@@ -1,18 +1,19 @@
 """Compare what is approved with what is loaded, before anything runs. Pure.
 
-Which reason for which gap: no record, or one without cases → ``GoldenMissing`` (nothing to prove the release with); a record
+Which reason for which gap: no record, or one that proves too little → ``GoldenMissing`` (nothing to prove the release with); a record
 of another release than the approved fingerprint → ``RecordMissing`` (the record *of the approved release* is what is missing: the
 loaded parts cannot be blamed before it is there); otherwise the first differing part's own reason.
 """
 
 from pratique_contract.canonical import short_digest
-from pratique_contract.compare import PartDifference, compare_manifests
+from pratique_contract.compare import compare_manifests, find_cause
+from pratique_contract.golden import GoldenRecord, find_gaps
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ReleaseSpec
 from pratique_contract.verdict import Evidence
-from pratique_server.gate.differences import describe_character, first_difference, show_text
+from pratique_server.gate.differences import describe_text_difference, first_difference
 from pratique_server.gate.errors import CheckFailedError
 
 
@@ -33,11 +34,20 @@ def require_record(release: ReleaseSpec, record: ReleaseRecord | None, problem: 
             expected=release.fingerprint,
             observed=record.fingerprint,
         )
-    if not record.golden.cases:
+    gaps = find_gaps(record.golden)
+    if gaps:
         raise CheckFailedError(
-            Reason.GOLDEN_MISSING, "The release record has no golden case, so there is no output this pod could prove"
+            Reason.GOLDEN_MISSING,
+            f"The release record proves too little: {'; '.join(gaps)}. Record the release again (pratique release record)",
+            expected=record.fingerprint,
         )
     return record
+
+
+def describe_golden(golden: GoldenRecord) -> str:
+    """What a record proves, in a few words."""
+    refused = f" ({len(golden.refused)} refused by the template)" if golden.refused else ""
+    return f"{len(golden.fixtures) + len(golden.refused)} fixtures{refused}, {len(golden.cases)} golden cases"
 
 
 def check_manifest(approved: ReleaseRecord, observed: ReleaseManifest, *, template: str | None) -> str:
@@ -46,33 +56,34 @@ def check_manifest(approved: ReleaseRecord, observed: ReleaseManifest, *, templa
     differences = compare_manifests(approved.manifest, observed)
     if not differences:
         return f"8 parts equal, fingerprint {observed.fingerprint}"
-    first, *others = differences
-    also = (
-        f"; {', '.join(other.part for other in others)} also differ{'s' if len(others) == 1 else ''}" if others else ""
-    )
+    cause, sentence = find_cause(differences)
+    others = [difference.part for difference in differences if difference is not cause]
+    also = f"; {', '.join(others)} also differ{'s' if len(others) == 1 else ''}" if others else ""
+    if cause.reason is Reason.TEMPLATE_MISMATCH:
+        sentence = _where_it_parts(approved.chat_template, template) or sentence
     raise CheckFailedError(
-        first.reason,
-        f"{_sentence(first, approved.chat_template, template)}{also}",
-        part=first.part,
-        expected=first.expected,
-        observed=first.observed,
+        cause.reason,
+        f"{sentence}{also}",
+        part=cause.part,
+        expected=cause.expected,
+        observed=cause.observed,
         evidence=tuple(
             Evidence(subject=f"{part.part}.{field.path}", expected=field.expected, observed=field.observed)
-            for part in differences
+            for part in (cause, *(difference for difference in differences if difference is not cause))
             for field in part.fields
         ),
     )
 
 
-def _sentence(first: PartDifference, approved: str | None, loaded: str | None) -> str:
+def _where_it_parts(approved: str | None, loaded: str | None) -> str | None:
     """A template's digest and length tell nobody what to mend; its first differing character does."""
-    if first.reason is not Reason.TEMPLATE_MISMATCH or approved is None or loaded is None:
-        return first.message
-    index = first_difference(approved, loaded) or 0
-    return (
-        f"chatTemplate: character {index} is {describe_character(loaded, index)} in {show_text(loaded, index)}, "
-        f"{describe_character(approved, index)} in {show_text(approved, index)} was approved"
-    )
+    if approved is None or loaded is None:
+        return None
+    index = first_difference(approved, loaded)
+    if index is None:
+        return None
+    line = approved.count("\n", 0, index) + 1
+    return f"chatTemplate: line {line}, {describe_text_difference(approved, loaded, index)}"
 
 
 def check_trusted_fingerprint(release: ReleaseSpec, observed: ReleaseManifest) -> None:

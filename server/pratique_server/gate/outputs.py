@@ -2,16 +2,28 @@
 
 Exact ids when the record has this very (dtype, device class, engine build), and log-probabilities that no rounding explains are
 still a fault. Otherwise rounding may differ: log-probabilities within the dtype's tolerance, and equal ids wherever the recorded
-margin exceeds four tolerances; after a difference that rounding may explain the two texts are different continuations, and
-nothing further can be compared.
+margin exceeds four tolerances; after a difference that rounding may explain (the token chosen instead was nearly as likely) the
+two texts are different continuations, and nothing further can be compared. Over all cases enough has to be left to prove something.
 """
 
 from collections.abc import Callable, Sequence
 
-from pratique_contract.golden import LOGPROB_TOLERANCE, MARGIN_IN_TOLERANCES, GoldenCase, GoldenOutput
+from pratique_contract.golden import (
+    GOLDEN_STEPS_MIN,
+    LOGPROB_TOLERANCE,
+    MARGIN_IN_TOLERANCES,
+    GoldenCase,
+    GoldenOutput,
+)
 from pratique_contract.reasons import Reason
 from pratique_contract.verdict import Evidence
-from pratique_server.gate.differences import first_difference, show_ids, show_text
+from pratique_server.gate.differences import (
+    describe_text_difference,
+    describe_token,
+    first_difference,
+    show_ids,
+    show_text,
+)
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.gate.stream import StreamReport
 
@@ -31,7 +43,8 @@ def check_answer(report: StreamReport, *, prompt_tokens: int, name: str, decode:
             index = first_difference(text, shown) or 0
             raise CheckFailedError(
                 Reason.STREAM_BROKEN,
-                f"Case {name}: content chunk {number} is not the text of its ids",
+                f"Case {name}: content chunk {number} is not the text of its ids: {show_text(shown, index)} was streamed, the ids "
+                f"say {show_text(text, index)}",
                 expected=text,
                 observed=shown,
                 evidence=(Evidence(subject="text", expected=show_text(text, index), observed=show_text(shown, index)),),
@@ -40,9 +53,11 @@ def check_answer(report: StreamReport, *, prompt_tokens: int, name: str, decode:
     shown_ids = report.ids[:-1] if report.finish_reason == "stop" else report.ids
     whole = decode(shown_ids).rstrip("\N{REPLACEMENT CHARACTER}")
     if whole != shown:
+        index = first_difference(whole, shown) or 0
         raise CheckFailedError(
             Reason.STREAM_BROKEN,
-            f"Case {name}: the stream's text is not the whole text of its ids",
+            f"Case {name}: the stream's text is not the whole text of its ids: {show_text(shown, index)} was streamed, the ids say "
+            f"{show_text(whole, index)}",
             expected=whole,
             observed=shown,
         )
@@ -52,59 +67,103 @@ def _require_count(name: str, what: str, *, expected: int, observed: int) -> Non
     if expected != observed:
         raise CheckFailedError(
             Reason.STREAM_BROKEN,
-            f"Case {name}: {what} is {observed}, counted {expected}",
+            f"Case {name}: {what} says {observed}, counted are {expected}",
             expected=str(expected),
             observed=str(observed),
         )
 
 
-def check_golden(report: StreamReport, case: GoldenCase, *, dtype: str, device_class: str, engine_build: str) -> None:
-    """Raises ``CheckFailedError`` when the answer is not the recorded one."""
-    if report.prompt_ids != case.prompt_ids:
-        index = first_difference(case.prompt_ids, report.prompt_ids) or 0
-        raise CheckFailedError(
-            Reason.TOKENIZER_MISMATCH,
-            f"Case {case.name}: prompt id {index} differs in the server's own request path",
-            part="tokenizer",
-            expected=show_ids(case.prompt_ids, index),
-            observed=show_ids(report.prompt_ids, index),
-        )
+def check_golden(
+    report: StreamReport, case: GoldenCase, *, decode: Decode, dtype: str, device_class: str, engine_build: str
+) -> int:
+    """Raises ``CheckFailedError`` when the answer is not the recorded one; else how many recorded steps it proved."""
+    _check_prompt(report, case, decode)
     exact = case.exact_output(dtype=dtype, device_class=device_class, engine_build=engine_build)
-    output = exact or nearest_output(case, dtype=dtype, device_class=device_class)
+    output = exact or nearest_output(case, dtype=dtype, device_class=device_class, engine_build=engine_build)
     tolerance = max(LOGPROB_TOLERANCE[output.dtype], LOGPROB_TOLERANCE[dtype])
     compared = len(output.ids) if exact else _comparable_length(report, output, tolerance)
-    if not compared:
-        raise CheckFailedError(
-            Reason.OUTPUT_MISMATCH,
-            f"Case {case.name}: the first id already differs from the one recorded in {output.dtype} on {output.device_class}; rounding "
-            f"may explain it, but then the case proves nothing here: record the release on {device_class} in {dtype} as well",
-            expected=show_ids(output.ids, 0),
-            observed=show_ids(report.ids, 0),
-        )
-    _check_ids(report, output, case, compared)
+    _check_ids(report, output, case, compared, decode)
     # Where ids are exact, another thread count may still move a logit by a unit; only more than a margin allows is wrong.
     _check_logprobs(report, output, case, tolerance * MARGIN_IN_TOLERANCES if exact else tolerance, compared)
     if compared == len(output.ids):
         _check_end(report, output, case)
+    else:
+        _check_turn(report, output, case, tolerance, compared, decode)
+    return compared
 
 
-def nearest_output(case: GoldenCase, *, dtype: str, device_class: str) -> GoldenOutput:
-    """The recorded output most like this pod's: same device class and dtype, then same dtype, then the most precise one."""
+def check_recorded(output: GoldenOutput, case: GoldenCase, decode: Decode) -> int:
+    """The same comparison for an output that is about to be recorded beside those of other devices."""
+    report = StreamReport(
+        text=output.text,
+        pieces=(),
+        ids=output.ids,
+        prompt_ids=case.prompt_ids,
+        logprobs=output.logprobs,
+        finish_reason=output.finish_reason,
+        usage=output.usage,
+        events=output.event_order,
+        system_fingerprint=None,
+        model="",
+    )
+    return check_golden(
+        report,
+        case,
+        decode=decode,
+        dtype=output.dtype,
+        device_class=output.device_class,
+        engine_build=output.engine_build,
+    )
+
+
+def require_enough(compared: int, *, dtype: str, device_class: str) -> None:
+    """On another device a case may end early at a choice that rounding turned: what is left over all cases has to prove something."""
+    if compared < GOLDEN_STEPS_MIN:
+        raise CheckFailedError(
+            Reason.OUTPUT_MISMATCH,
+            f"Only {compared} recorded output tokens could be compared on {device_class} in {dtype}: rounding may explain the "
+            "rest, but that proves nothing here. Record the release on this device as well (pratique release record --add-output)",
+            expected=f"at least {GOLDEN_STEPS_MIN} tokens compared",
+            observed=str(compared),
+        )
+
+
+def _check_prompt(report: StreamReport, case: GoldenCase, decode: Decode) -> None:
+    index = first_difference(case.prompt_ids, report.prompt_ids)
+    if index is None:
+        return
+    raise CheckFailedError(
+        Reason.TOKENIZER_MISMATCH,
+        f"Case {case.name}: prompt token {index} is {describe_token(report.prompt_ids, index, decode)} in the server's own request "
+        f"path, {describe_token(case.prompt_ids, index, decode)} was approved",
+        part="tokenizer",
+        expected=show_ids(case.prompt_ids, index),
+        observed=show_ids(report.prompt_ids, index),
+    )
+
+
+def nearest_output(case: GoldenCase, *, dtype: str, device_class: str, engine_build: str) -> GoldenOutput:
+    """The recorded output most like this pod's: same dtype, then same device class, then same build, then the most precise one."""
     return min(
         case.outputs,
-        key=lambda o: (o.dtype != dtype, o.device_class != device_class, LOGPROB_TOLERANCE[o.dtype]),
+        key=lambda o: (
+            o.dtype != dtype,
+            o.device_class != device_class,
+            o.engine_build != engine_build,
+            LOGPROB_TOLERANCE[o.dtype],
+        ),
     )
 
 
 def _comparable_length(report: StreamReport, output: GoldenOutput, tolerance: float) -> int:
     """Recorded steps up to the first difference that rounding explains (its margin is within four tolerances)."""
     index = first_difference(output.ids, report.ids)
-    if index is None or index >= len(output.ids):
+    if index is None or index >= min(len(output.ids), len(report.ids)):
         return len(output.ids)
     return index if output.margins[index] <= MARGIN_IN_TOLERANCES * tolerance else len(output.ids)
 
 
-def _check_ids(report: StreamReport, output: GoldenOutput, case: GoldenCase, compared: int) -> None:
+def _check_ids(report: StreamReport, output: GoldenOutput, case: GoldenCase, compared: int, decode: Decode) -> None:
     expected = output.ids[:compared]
     observed = report.ids if compared == len(output.ids) else report.ids[:compared]
     index = first_difference(expected, observed)
@@ -112,7 +171,8 @@ def _check_ids(report: StreamReport, output: GoldenOutput, case: GoldenCase, com
         return
     raise CheckFailedError(
         Reason.OUTPUT_MISMATCH,
-        f"Case {case.name}: output id {index} is {_at(observed, index)}, {_at(expected, index)} was approved",
+        f"Case {case.name}: output token {index} is {describe_token(report.ids, index, decode)}, "
+        f"{describe_token(output.ids, index, decode)} was approved",
         expected=show_ids(output.ids, index),
         observed=show_ids(report.ids, index),
         evidence=(
@@ -131,31 +191,54 @@ def _check_logprobs(
         if not abs(expected - observed) <= tolerance:
             raise CheckFailedError(
                 Reason.OUTPUT_MISMATCH,
-                f"Case {case.name}: the log-probability of output id {index} is {observed:.4f}, {expected:.4f} was "
-                f"approved (tolerance {tolerance})",
+                f"Case {case.name}: the log-probability of output token {index} is {observed:.4f}, {expected:.4f} was "
+                f"approved (recorded in {output.dtype} on {output.device_class}, tolerance {tolerance:g} nat)",
                 expected=f"{expected:.4f}",
                 observed=f"{observed:.4f}",
+                evidence=(
+                    Evidence(
+                        subject="log-probabilities",
+                        expected=" ".join(f"{value:.3f}" for value in output.logprobs),
+                        observed=" ".join(f"{value:.3f}" for value in report.logprobs),
+                    ),
+                ),
             )
 
 
+def _check_turn(
+    report: StreamReport, output: GoldenOutput, case: GoldenCase, tolerance: float, index: int, decode: Decode
+) -> None:
+    """Where rounding turned a choice, both were nearly as likely: the other token's log-probability has to say so."""
+    expected, observed = output.logprobs[index], report.logprobs[index]
+    if not abs(expected - observed) <= tolerance * MARGIN_IN_TOLERANCES:
+        raise CheckFailedError(
+            Reason.OUTPUT_MISMATCH,
+            f"Case {case.name}: output token {index} is {describe_token(report.ids, index, decode)} at {observed:.4f}, "
+            f"{describe_token(output.ids, index, decode)} at {expected:.4f} was approved; rounding does not turn a choice that far",
+            expected=f"{expected:.4f}",
+            observed=f"{observed:.4f}",
+        )
+
+
 def _check_end(report: StreamReport, output: GoldenOutput, case: GoldenCase) -> None:
+    if report.text != output.text:
+        index = first_difference(output.text, report.text) or 0
+        raise CheckFailedError(
+            Reason.OUTPUT_MISMATCH,
+            f"Case {case.name}: the ids are the recorded ones and the text is not: "
+            f"{describe_text_difference(output.text, report.text, index)}",
+            expected=output.text,
+            observed=report.text,
+        )
     pairs = (
-        (Reason.OUTPUT_MISMATCH, "output text", output.text, report.text),
         (Reason.OUTPUT_MISMATCH, "finish reason", output.finish_reason, report.finish_reason),
         (Reason.STREAM_BROKEN, "event order", " → ".join(output.event_order), " → ".join(report.events)),
     )
     for reason, what, expected, observed in pairs:
-        if expected == observed:
-            continue
-        index = first_difference(expected, observed) or 0
-        raise CheckFailedError(
-            reason,
-            f"Case {case.name}: the {what} differs at character {index}: {show_text(expected, index)} was approved, "
-            f"{show_text(observed, index)} was streamed",
-            expected=expected,
-            observed=observed,
-        )
-
-
-def _at(ids: Sequence[int], index: int) -> str:
-    return str(ids[index]) if index < len(ids) else "the end"
+        if expected != observed:
+            raise CheckFailedError(
+                reason,
+                f"Case {case.name}: the {what} is {observed}, {expected} was approved",
+                expected=expected,
+                observed=observed,
+            )

@@ -4,10 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pratique_contract.golden import RefusedFixture
 from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.verdict import Evidence
-from pratique_server.gate.differences import describe_character, first_difference, show_ids, show_text
+from pratique_server.errors import TemplateError
+from pratique_server.gate.differences import (
+    describe_text_difference,
+    describe_token,
+    first_difference,
+    show_ids,
+    show_text,
+)
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.release.recorder import ConversationRenderer
 
@@ -38,6 +46,17 @@ def conversations_of(record: ReleaseRecord) -> tuple[Conversation, ...]:
     return (*fixtures, *cases)
 
 
+def check_all_renderings(record: ReleaseRecord, renderer: ConversationRenderer, decode: Decode) -> str:
+    """Every recorded conversation, the refused ones too. Blocking: run it in a thread."""
+    conversations = conversations_of(record)
+    for conversation in conversations:
+        check_rendering(conversation, renderer, decode)
+    for fixture in record.golden.refused:
+        check_refused(fixture, renderer)
+    refused = f", {len(record.golden.refused)} refused as recorded" if record.golden.refused else ""
+    return f"{len(conversations)} conversations exact{refused}"
+
+
 def check_rendering(conversation: Conversation, renderer: ConversationRenderer, decode: Decode) -> None:
     """Raises ``CheckFailedError`` with the first differing character or token. Blocking: run it in a thread."""
     try:
@@ -52,6 +71,23 @@ def check_rendering(conversation: Conversation, renderer: ConversationRenderer, 
     _check_ids(conversation, list(rendered.ids), decode)
 
 
+def check_refused(fixture: RefusedFixture, renderer: ConversationRenderer) -> None:
+    """Raises ``CheckFailedError`` when the template takes messages that the approved one refused. Blocking."""
+    try:
+        rendered = renderer.render(fixture.messages, fixture.tools)
+    except TemplateError:
+        return
+    shown = show_text(rendered.text, 0)
+    raise CheckFailedError(
+        Reason.TEMPLATE_MISMATCH,
+        f"fixture {fixture.name}: the template renders messages that the approved one refused ({fixture.message})",
+        part="chatTemplate",
+        expected=f"refused: {fixture.message}",
+        observed=shown,
+        evidence=(Evidence(subject="rendered text", expected="refused", observed=shown),),
+    )
+
+
 def _check_text(conversation: Conversation, observed: str) -> None:
     index = first_difference(conversation.text, observed)
     if index is None:
@@ -59,8 +95,7 @@ def _check_text(conversation: Conversation, observed: str) -> None:
     expected_shown, observed_shown = show_text(conversation.text, index), show_text(observed, index)
     raise CheckFailedError(
         Reason.TEMPLATE_MISMATCH,
-        f"{conversation.name}: rendered character {index} is {describe_character(observed, index)}, "
-        f"{describe_character(conversation.text, index)} was approved",
+        f"{conversation.name}: rendered {describe_text_difference(conversation.text, observed, index)}",
         part="chatTemplate",
         expected=expected_shown,
         observed=observed_shown,
@@ -72,16 +107,20 @@ def _check_ids(conversation: Conversation, observed: list[int], decode: Decode) 
     index = first_difference(conversation.ids, observed)
     if index is None:
         return
-    expected_text, observed_text = decode(conversation.ids[index : index + 1]), decode(observed[index : index + 1])
+    ids = list(conversation.ids)
     raise CheckFailedError(
         Reason.TOKENIZER_MISMATCH,
-        f"{conversation.name}: token {index} is {observed_text!r}, {expected_text!r} was approved",
+        f"{conversation.name}: token {index} of the same text is {describe_token(observed, index, decode)}, "
+        f"{describe_token(ids, index, decode)} was approved",
         part="tokenizer",
-        expected=show_ids(conversation.ids, index),
+        expected=show_ids(ids, index),
         observed=show_ids(observed, index),
         evidence=(
+            Evidence(subject="ids of the same text", expected=show_ids(ids, index), observed=show_ids(observed, index)),
             Evidence(
-                subject="ids of the same text", expected=str(list(conversation.ids)[:64]), observed=str(observed[:64])
+                subject="text of the ids",
+                expected=repr(decode(ids[max(0, index - 4) : index + 4])),
+                observed=repr(decode(observed[max(0, index - 4) : index + 4])),
             ),
         ),
     )

@@ -7,7 +7,7 @@ Owner of the verdict, of ``PodStatus.engine_up`` and of the engine slot; everybo
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from pratique_contract import Reason, ServingSpec, Verdict, VerdictResult
@@ -28,6 +28,22 @@ class Publisher(Protocol):
     async def __call__(self, loaded: Loaded) -> None: ...
 
 
+class ReleaseKeeper(Protocol):
+    """Proves a loaded release and looks after it."""
+
+    async def verify(self, loaded: Loaded) -> Verdict:
+        """The verdict, before anybody is served."""
+        ...
+
+    async def look_after(self, loaded: Loaded) -> None:
+        """While it serves; runs until it is cancelled or has nothing left to do."""
+        ...
+
+    def lose(self) -> None:
+        """The engine is gone."""
+        ...
+
+
 class EngineGoneError(Exception):
     """The engine could not be kept running; the process should end, so that its container is restarted."""
 
@@ -41,7 +57,7 @@ class Supervisor:
         *,
         start_engine: StartEngine,
         publish: Publisher,
-        verify: Callable[[Loaded], Awaitable[Verdict]],
+        keeper: ReleaseKeeper,
         holder: VerdictHolder,
         status: PodStatus,
         limits: EngineLimits,
@@ -50,7 +66,7 @@ class Supervisor:
         self._spec = spec
         self._start_engine = start_engine
         self._publish = publish
-        self._verify = verify
+        self._keeper = keeper
         self._holder = holder
         self._status = status
         self._limits = limits
@@ -104,14 +120,23 @@ class Supervisor:
         finally:
             gate.cancel()
             await asyncio.gather(gate, return_exceptions=True)
+            self._keeper.lose()
         _log.error("Lost the engine: %s", message)
         self._holder.set_pending(Reason.ENGINE_UNREACHABLE, f"The engine is being restarted: {message}")
         self._status.engine_up = False
 
     async def _run_gate(self, loaded: Loaded) -> None:
-        verdict = await self._verify(loaded)
+        try:
+            verdict = await self._keeper.verify(loaded)
+        except Exception as error:  # noqa: BLE001 - a pod without a verdict would wait for ever
+            # Our own fault, and no verdict: the pod stays out, and says why.
+            _log.exception("The gate could not be run")
+            self._fail(Reason.STREAM_BROKEN, f"The gate could not be run: {error!r}")
+            return
         self._holder.set(verdict)
         tell_verdict(verdict)
+        if verdict.passed:
+            await self._keeper.look_after(loaded)
 
     async def _watch(self, engine: ServedEngine) -> str:
         """Read the engine's report again and again; return what is wrong once something is."""

@@ -7,9 +7,10 @@
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pratique_contract import constants
+from pratique_contract.record import RECORD_BYTES_MAX
 from pratique_server.management.status import PodStatus, Readiness
 from pratique_server.metrics import Metrics
 
@@ -22,6 +23,22 @@ JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class RecordSaid(Protocol):
+    """A status and a JSON body."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def body(self) -> bytes: ...
+
+
+class RecordSource(Protocol):
+    """Who keeps this pod's release record; called from the management thread."""
+
+    def answer(self) -> RecordSaid: ...
+    def ask(self, body: bytes) -> RecordSaid: ...
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
@@ -32,10 +49,18 @@ class Answer:
 class ManagementApp:
     """``drain`` is called in this thread and must hand over to whoever owns the life cycle."""
 
-    def __init__(self, status: PodStatus, metrics: Metrics, *, drain: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        status: PodStatus,
+        metrics: Metrics,
+        *,
+        drain: Callable[[], None],
+        desk: Callable[[], RecordSource | None] = lambda: None,
+    ) -> None:
         self._status = status
         self._metrics = metrics
         self._drain = drain
+        self._desk = desk
         self._routes: dict[tuple[str, str], Callable[[], Answer]] = {
             ("GET", constants.LIVEZ_PATH): self._livez,
             ("GET", constants.READYZ_PATH): self._readyz,
@@ -45,13 +70,19 @@ class ManagementApp:
             ("GET", constants.METRICS_PATH): self._metrics_text,
             ("GET", constants.STATS_PATH): self._stats,
             ("POST", constants.DRAIN_PATH): self._begin_drain,
+            ("GET", constants.RECORD_API_PATH): self._record,
+            ("POST", constants.RECORD_API_PATH): lambda: self._ask_record(b""),
         }
         self._paths = {path for _, path in self._routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = self.answer(scope["method"], scope["path"])
+        if (scope["method"], scope["path"]) == ("POST", constants.RECORD_API_PATH):
+            body = await _read_body(receive)
+            answer = self._ask_record(body) if body is not None else Answer(413, b"The record is too large\n")
+        else:
+            answer = self.answer(scope["method"], scope["path"])
         headers = [
             (b"content-type", answer.media_type.encode()),
             (b"content-length", str(len(answer.body)).encode()),
@@ -98,6 +129,32 @@ class ManagementApp:
     def _begin_drain(self) -> Answer:
         self._drain()
         return _json({"draining": True})
+
+    def _record(self) -> Answer:
+        desk = self._desk()
+        return _recorded(desk.answer()) if desk is not None else Answer(503, b"Loading: nothing is loaded yet\n")
+
+    def _ask_record(self, body: bytes) -> Answer:
+        desk = self._desk()
+        if desk is None or self._status.draining:
+            return Answer(503, b'{"message": "This pod is starting or ending"}', JSON)
+        return _recorded(desk.ask(body))
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The whole body, or None when it is larger than any record."""
+    body = b""
+    while True:
+        message = await receive()
+        body += bytes(message.get("body", b""))
+        if len(body) > RECORD_BYTES_MAX:
+            return None
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return body
+
+
+def _recorded(answer: RecordSaid) -> Answer:
+    return Answer(answer.status, answer.body, JSON)
 
 
 def _probe(readiness: Readiness) -> Answer:

@@ -3,22 +3,18 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
 
-from pratique_contract.manifest import ReleaseManifest, RuntimeSection
+from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_server.engine.local import start_local_engine
 from pratique_server.engine.protocol import Engine, EngineIdentity
-from pratique_server.errors import TemplateError
 from pratique_server.release.builder import build_manifest
-from pratique_server.release.errors import RecordingError
-from pratique_server.release.recorder import Recorder
+from pratique_server.release.making import add_outputs, engine_generate, make_record
+from pratique_server.release.recorder import Generate, Progress
 from pratique_server.text.renderer import Renderer
 from pratique_server.text.template import load_chat_template
 from pratique_server.text.tokenizer import Tokenizer
-
-NO_TEMPLATE: Final = "The model has no chat template: declare one (chatTemplate), since golden cases are chat requests"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,26 +52,18 @@ async def build_release(spec: ServingSpec) -> ReleaseManifest:
         return release.manifest
 
 
-async def record_release(spec: ServingSpec) -> ReleaseRecord:
-    """The full record. Byte-identical for the same files, code and kind of device: of the host it keeps only the device class."""
+async def record_release(spec: ServingSpec, *, progress: Progress | None = None) -> ReleaseRecord:
+    """The full record of what the spec loads; see ``make_record``."""
     async with load_release(spec) as release:
-        template = release.renderer.template
-        if template is None:
-            raise RecordingError(NO_TEMPLATE)
-        recorder = Recorder(
-            engine=release.engine,
-            identity=release.identity,
-            special_tokens=release.manifest.special_tokens,
-            renderer=release.renderer,
-            decoder=release.renderer.tokenizer,
-            refused_errors=(TemplateError,),
-            prompt_tokens_max=spec.limits.max_prompt_tokens,
-            output_tokens_max=spec.limits.max_output_tokens,
-        )
-        golden = await recorder.record()
-        runtime = RuntimeSection(device_class=release.identity.device_class)
-        return ReleaseRecord(
-            manifest=release.manifest.model_copy(update={"runtime": runtime}),
-            golden=golden,
-            chat_template=template.text,
-        )
+        return await make_record(spec, release.manifest, release.renderer, _generate(release), progress=progress)
+
+
+async def extend_record(spec: ServingSpec, record: ReleaseRecord) -> tuple[ReleaseRecord, ReleaseManifest]:
+    """The record with this device's outputs added, and the manifest of what was loaded here; see ``add_outputs``."""
+    async with load_release(spec) as release:
+        extended = await add_outputs(spec, record, release.manifest, release.renderer, _generate(release))
+        return extended, release.manifest
+
+
+def _generate(release: LoadedRelease) -> Generate:
+    return engine_generate(release.engine, release.manifest.special_tokens.stop_ids)

@@ -104,3 +104,33 @@ CANDIDATES: Final[tuple[tuple[str, Messages], ...]] = (
     ("lighthouse", _user("Tell me a story about a lighthouse.")),
     ("pratique", _user("What is pratique?")),
 )
+
+
+def _echo_for_long(turns: int) -> Messages:
+    """A conversation whose next answer is forced by all the turns before it."""
+    words = (
+        "alpha",
+        "bravo",
+        "charlie",
+        "delta",
+        "echo",
+        "foxtrot",
+        "golf",
+        "hotel",
+        "india",
+        "juliett",
+        "kilo",
+        "lima",
+    )
+    messages: list[dict[str, Any]] = []
+    for number in range(turns):
+        said = f"{words[number % len(words)]} {number}"
+        messages += [{"role": "user", "content": f"echo: {said}"}, {"role": "assistant", "content": said}]
+    return (*messages, {"role": "user", "content": "echo: the ship entered the harbour at dawn"})
+
+
+# Longest first; the first that fits and is clear is recorded beside the short ones. A prompt of more than one prefill chunk and
+# many K/V blocks: what is wrong only beyond the first block or chunk shows nowhere else.
+LONG_CANDIDATES: Final[tuple[tuple[str, Messages], ...]] = tuple(
+    (f"long-{turns}", _echo_for_long(turns)) for turns in (26, 13, 8, 4)
+)

@@ -174,6 +174,7 @@ async def _replay(side: Side, release: LoadedRelease) -> tuple[int, int] | None:
             check_golden(
                 report,
                 case,
+                decode=release.renderer.tokenizer.decode,
                 dtype=release.identity.dtype,
                 device_class=release.identity.device_class,
                 engine_build=release.identity.engine_build,

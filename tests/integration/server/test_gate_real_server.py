@@ -119,7 +119,7 @@ async def test_an_altered_golden_output_never_gets_ready(
     verdict = _require_refused(
         _spec(tiny_model_dir, ReleaseRecord.from_json_value(value), tmp_path), Reason.OUTPUT_MISMATCH
     )
-    assert "output id 0 is" in verdict["message"]
+    assert "output token 0 is" in verdict["message"]
 
 
 async def test_an_altered_fixture_never_gets_ready(record: ReleaseRecord, tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_difference_reads_as_a_sentence() -> None:
     changed = make_manifest(model=BASE.model.model_validate({**BASE.model.model_dump(), "files": files}))
     (difference,) = compare_manifests(BASE, changed)
     assert [field.path for field in difference.fields] == ["files[extra.json]", "files[model.safetensors].sha256"]
-    assert difference.message.startswith("model.files[extra.json]: absent was approved, ")
+    assert difference.message.startswith("model.files[extra.json]: nothing was approved, ")
     assert difference.message.endswith(" is loaded (and 1 more)")
 
 

@@ -50,7 +50,8 @@ async def test_the_right_answer_passes_and_says_what_was_proved() -> None:
     verdict = await _verdict(server)
     assert (verdict.result, verdict.reason, verdict.approved) == (VerdictResult.PASS, Reason.VERIFIED, True)
     names = [check.name for check in verdict.checks]
-    assert names == ["record", "manifest", "rendering", "engine", "golden:greeting", "blocks"]
+    cases = [f"golden:{case.name}" for case in RECORD.golden.cases]
+    assert names == ["record", "manifest", "rendering", "engine", *cases, "compared", "blocks"]
     assert all(check.result is VerdictResult.PASS for check in verdict.checks)
     assert verdict.fingerprint == FINGERPRINT
 
@@ -58,7 +59,7 @@ async def test_the_right_answer_passes_and_says_what_was_proved() -> None:
 async def test_the_request_leaves_nothing_to_defaults_and_carries_the_probe_token() -> None:
     server = _server(SCRIPT.good())
     await _verdict(server)
-    (request,), (headers,) = server.requests, server.headers
+    request, headers = server.requests[0], server.headers[0]
     assert request["messages"] == [{"role": "user", "content": "Ahoy"}]
     assert (request["temperature"], request["max_tokens"], request["stream"]) == (0, 8, True)
     assert request["stream_options"] == {"include_usage": True}
@@ -110,11 +111,11 @@ BROKEN_STREAMS: dict[str, tuple[Events, str]] = {
     "usage null (vllm#8625)": ([ROLE, A, B, FINISH, _changed(USAGE, usage=None), DONE], "usage does not hold counts"),
     "usage wrong by one (lmstudio#2335)": (
         [ROLE, A, B, FINISH, SCRIPT.usage(completion=2), DONE],
-        r"usage\.completion_tokens is 2, counted 3",
+        r"usage\.completion_tokens says 2, counted are 3",
     ),
     "prompt usage wrong by one": (
         [ROLE, A, B, FINISH, SCRIPT.usage(prompt=3), DONE],
-        r"usage\.prompt_tokens is 3, counted 2",
+        r"usage\.prompt_tokens says 3, counted are 2",
     ),
     "usage that does not add up": (
         [ROLE, A, B, FINISH, _changed(USAGE, usage={**USAGE["usage"], "total_tokens": 99}), DONE],
@@ -141,7 +142,7 @@ BROKEN_STREAMS: dict[str, tuple[Events, str]] = {
     "U+FFFD (exo#1691)": ([ROLE, SCRIPT.content("\ufffd", (10, -0.1)), B, FINISH, USAGE, DONE], r"U\+FFFD"),
     "a token without logprob": (
         [ROLE, A, _changed(B, choices=[{**B["choices"][0], "logprobs": None}]), FINISH, USAGE, DONE],
-        "logprobs is 2, counted 3",
+        "logprobs says 2, counted are 3",
     ),
     "second choice (sglang PR#8417)": (
         [ROLE, _changed(A, choices=[{**A["choices"][0], "index": 1}]), B, FINISH, USAGE, DONE],
@@ -249,7 +250,7 @@ async def test_an_answer_that_is_no_event_stream_is_broken() -> None:
 async def test_a_wrong_fingerprint_header_is_noticed() -> None:
     verdict = await _verdict(_server(SCRIPT.good(), fingerprint="sha256:" + "0" * 64))
     assert verdict.reason is Reason.STREAM_BROKEN
-    _match(verdict.message, "Header x-pratique-fingerprint")
+    _match(verdict.message, "header x-pratique-fingerprint")
 
 
 async def test_an_engine_that_is_gone_is_named_as_such() -> None:
@@ -264,7 +265,7 @@ async def test_saturation_never_fails_the_probe() -> None:
     server = _server(SCRIPT.good(), refusals=[(429, "queue_full")] * 4)
     verdict = await _verdict(server, timeout_seconds=0.5)
     assert verdict.passed, verdict.message
-    assert len({headers[REQUEST_ID_HEADER] for headers in server.headers}) == 5
+    assert len({headers[REQUEST_ID_HEADER] for headers in server.headers}) == 4 + len(RECORD.golden.cases)
 
 
 async def test_a_port_that_never_listens_times_out_and_says_so() -> None:

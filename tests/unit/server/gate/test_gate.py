@@ -18,7 +18,7 @@ from pratique_server.engine.protocol import EngineDeadError
 from pratique_server.gate.conclude import tell_verdict, write_termination_message
 from pratique_server.gate.gate import own_address
 from pratique_server.gate.holder import VerdictHolder
-from pratique_server.gate.record_file import read_record
+from pratique_server.gate.record_file import FoundRecord, find_record
 from pratique_server.logs import JsonFormatter
 from tests.support.gates import (
     CountingEngine,
@@ -32,7 +32,7 @@ from tests.support.gates import (
     serving,
     sse,
 )
-from tests.support.releases import make_case, make_manifest, make_output, make_record
+from tests.support.releases import make_case, make_golden, make_manifest, make_output, make_record
 
 RECORD = make_record()
 TRUST_FIRST = ReleaseSpec(policy="TrustFirst")
@@ -137,14 +137,16 @@ async def test_the_approved_fingerprint_with_its_record_passes() -> None:
 async def test_another_rendered_text_names_the_first_differing_character() -> None:
     verdict = await _verdict(renderer=ScriptedRenderer(text="Ahoi"))
     assert (verdict.reason, verdict.part) == (Reason.TEMPLATE_MISMATCH, "chatTemplate")
-    assert "rendered character 3 is 'i' (U+0069), 'y' (U+0079) was approved" in verdict.message
+    assert verdict.message == (
+        "fixture plain: rendered character 3 is 'i' (U+0069), 'y' (U+0079) was approved: “Aho▸i” instead of “Aho▸y”"
+    )
 
 
 @pytest.mark.req("R32")
 async def test_other_ids_of_the_same_text_name_the_first_differing_token() -> None:
     verdict = await _verdict(renderer=ScriptedRenderer(ids=[5, 12]))
     assert (verdict.reason, verdict.part) == (Reason.TOKENIZER_MISMATCH, "tokenizer")
-    assert "token 1 is 'c', 'oy' was approved" in verdict.message
+    assert "token 1 of the same text is 12 'c', 6 'oy' was approved" in verdict.message
 
 
 async def test_a_template_that_refuses_a_fixture_is_a_template_mismatch() -> None:
@@ -171,7 +173,7 @@ async def test_a_tampered_golden_output_is_an_output_mismatch(what: str) -> None
     fields = TAMPERED[what]
     count = len(fields.get("ids", (10, 11, 2)))
     output = make_output(**fields, usage={"prompt_tokens": 2, "completion_tokens": count})
-    record = make_record(golden=GoldenRecord(cases=(make_case(outputs=(output,)),)))
+    record = make_record(golden=make_golden(make_case(outputs=(output,))))
     verdict = await _verdict(record)
     assert verdict.reason is Reason.OUTPUT_MISMATCH
     assert verdict.message.startswith("Case greeting: ")
@@ -202,8 +204,8 @@ async def test_an_error_of_the_gates_own_fails_the_pod_instead_of_passing_it() -
 
 
 async def test_trust_first_passes_unapproved_when_the_pod_agrees_with_itself() -> None:
-    verdict = await _verdict(None, release=TRUST_FIRST)
-    assert (verdict.passed, verdict.approved) == (True, False)
+    verdict = await _verdict(None, release=TRUST_FIRST, approved=False)
+    assert (verdict.passed, verdict.approved, verdict.reason) == (True, False, Reason.RECORDED_NOT_APPROVED)
     assert "recorded, not approved" in verdict.message
 
 
@@ -250,12 +252,24 @@ async def test_the_termination_message_is_written_only_where_a_kubelet_made_the_
 def test_a_record_file_is_read_or_its_fault_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     release = ReleaseSpec(record_path=str(path))
-    assert read_record(ReleaseSpec()) == (None, None)
-    assert read_record(release) == (None, f"The release record {path} cannot be read: No such file or directory")
+    assert find_record(ReleaseSpec()) == FoundRecord()
+    assert find_record(release).problem == f"The release record {path} cannot be read: No such file or directory"
     path.write_text("{")
-    assert str(read_record(release)[1]).startswith("The release record is not JSON")
+    assert str(find_record(release).problem).startswith("The release record is not JSON")
     path.write_text(RECORD.to_json())
-    assert read_record(release) == (RECORD, None)
+    assert find_record(release) == FoundRecord(record=RECORD)
+
+
+def test_a_recorded_release_counts_under_trust_first_only_and_is_never_approved(tmp_path: Path) -> None:
+    declared, recorded = tmp_path / "record.json", tmp_path / "recorded" / "record.json"
+    assert find_record(TRUST_FIRST, recorded) == FoundRecord(approved=False)
+    recorded.parent.mkdir()
+    recorded.write_text(RECORD.to_json())
+    assert find_record(TRUST_FIRST, recorded) == FoundRecord(record=RECORD, approved=False)
+    assert find_record(ReleaseSpec(), recorded) == FoundRecord()
+    declared.write_text(RECORD.to_json())
+    release = TRUST_FIRST.model_copy(update={"record_path": str(declared)})
+    assert find_record(release, recorded) == FoundRecord(record=RECORD, approved=True)
 
 
 def test_the_holder_says_loading_until_told_otherwise() -> None:

@@ -19,8 +19,9 @@ def test_a_changed_template_is_shown_where_it_changes() -> None:
         check_manifest(approved, observed, template=changed)
     assert caught.value.reason is Reason.TEMPLATE_MISMATCH
     index = TEMPLATE.index("content") + 1
-    assert f"chatTemplate: character {index} is '0' (U+0030)" in caught.value.message
-    assert "'o' (U+006F)" in caught.value.message
+    assert (
+        f"chatTemplate: line 1, character {index} is '0' (U+0030), 'o' (U+006F) was approved: " in caught.value.message
+    )
 
 
 def test_without_the_approved_text_its_digest_is_said() -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pratique_contract.golden import LOGPROB_TOLERANCE, Usage
+from pratique_contract.golden import GOLDEN_STEPS_MIN, LOGPROB_TOLERANCE, Usage
 from pratique_contract.reasons import Reason
 from pratique_server.gate.errors import CheckFailedError
-from pratique_server.gate.outputs import check_golden, nearest_output
+from pratique_server.gate.outputs import check_golden, nearest_output, require_enough
 from pratique_server.gate.sse import SseReader
 from pratique_server.gate.stream import ContentPiece, StreamReport
-from tests.support.gates import Script, sse
+from tests.support.gates import Script, ScriptedTokenizer, sse
 from tests.support.releases import make_case, make_digest, make_output
 
 TOLERANCE = LOGPROB_TOLERANCE["BF16"]
@@ -38,7 +38,7 @@ def _report(ids: tuple[int, ...], logprobs: tuple[float, ...], text: str = "ab")
 def _reason(report: StreamReport, *, margins: tuple[float, ...] = (2.0, 2.0, 2.0)) -> Reason | None:
     case = make_case(outputs=(make_output(dtype="BF16", margins=margins),))
     try:
-        check_golden(report, case, **ELSEWHERE)
+        check_golden(report, case, decode=ScriptedTokenizer().decode, **ELSEWHERE)
     except CheckFailedError as error:
         return error.reason
     return None
@@ -65,9 +65,26 @@ def test_another_id_at_a_near_tie_ends_the_comparison() -> None:
     assert _reason(report, margins=(2.0, 3.9 * TOLERANCE, 2.0)) is None
 
 
-def test_a_case_of_which_nothing_can_be_compared_does_not_pass() -> None:
-    report = _report((12, 12, 2), (-0.1, -0.2, -0.3), "cc")
-    assert _reason(report, margins=(3.9 * TOLERANCE, 2.0, 2.0)) is Reason.OUTPUT_MISMATCH
+def test_cases_of_which_too_little_can_be_compared_do_not_pass() -> None:
+    """A record whose every lead is small excuses any answer from its first token on: together they prove nothing."""
+    case = make_case(outputs=(make_output(dtype="BF16", margins=(3.9 * TOLERANCE, 2.0, 2.0)),))
+    decode = ScriptedTokenizer().decode
+    turned = _report((12, 12, 2), (-0.4, -0.2, -0.3), "cc")
+    compared = sum(check_golden(turned, case, decode=decode, **ELSEWHERE) for _ in range(3))
+    with pytest.raises(CheckFailedError, match="Only 0 recorded output tokens could be compared on cuda-sm90 in BF16"):
+        require_enough(compared, dtype="BF16", device_class="cuda-sm90")
+    require_enough(GOLDEN_STEPS_MIN, dtype="BF16", device_class="cuda-sm90")
+
+
+def test_a_choice_that_was_turned_to_an_unlikely_token_fails() -> None:
+    """Rounding turns a choice between two that are nearly as likely; a token far from both is another model."""
+    near_tie = (2.0, 3.9 * TOLERANCE, 2.0)
+    for logprob in (-0.2 - 4.1 * TOLERANCE, -8.0, math.nan):
+        assert _reason(_report((10, 12, 2), (-0.1, logprob, -0.3), "ac"), margins=near_tie) is Reason.OUTPUT_MISMATCH
+
+
+def test_an_answer_that_stops_at_a_near_tie_without_a_stop_token_fails() -> None:
+    assert _reason(_report((10,), (-0.1,), "a"), margins=(2.0, 3.9 * TOLERANCE, 2.0)) is Reason.OUTPUT_MISMATCH
 
 
 def test_a_difference_before_the_near_tie_still_fails() -> None:
@@ -85,8 +102,11 @@ def test_the_nearest_output_is_of_the_same_dtype_before_the_same_device() -> Non
     same_device = make_output(dtype="FP32", device_class="cuda-sm90")
     both = make_output(dtype="BF16", device_class="cuda-sm90")
     case = make_case(outputs=(same_device, same_dtype))
-    assert nearest_output(case, dtype="BF16", device_class="cuda-sm90") == same_dtype
-    assert nearest_output(make_case(outputs=(same_dtype, both)), dtype="BF16", device_class="cuda-sm90") == both
+    assert nearest_output(case, dtype="BF16", device_class="cuda-sm90", engine_build="x") == same_dtype
+    assert (
+        nearest_output(make_case(outputs=(same_dtype, both)), dtype="BF16", device_class="cuda-sm90", engine_build="x")
+        == both
+    )
 
 
 BODY = b": keep-alive\n\n" + b"".join(sse(*Script("sha256:x").good()))

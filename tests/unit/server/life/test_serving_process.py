@@ -116,7 +116,7 @@ class LivingEngine(ScriptedEngine):
 def events_of_gate(request: ExecutionRequest) -> list[Step]:
     """A plain answer in ids of the tiny tokenizer that ends by itself with its stop token."""
     return [
-        StepEvent(request_id="", token_ids=[67]),
+        *(StepEvent(request_id="", token_ids=[token]) for token in (67, 68, 69)),
         StepEvent(request_id="", token_ids=[request.stop_token_ids[0]], finish=events_of("a")[-1].finish),
     ]
 

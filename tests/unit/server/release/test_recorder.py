@@ -5,46 +5,34 @@ from typing import Any
 
 import pytest
 
-from pratique_contract.golden import MARGIN_NATS_MIN
+from pratique_contract.golden import (
+    FIXTURE_KINDS,
+    GOLDEN_STEPS_MIN,
+    MARGIN_NATS_MIN,
+    GoldenCase,
+    GoldenRecord,
+    find_gaps,
+)
+from pratique_contract.manifest import DType, QuantizationPart
 from pratique_server.engine.protocol import (
-    EngineIdentity,
     ExecutionRequest,
     FinishReason,
     RequestTooLargeError,
     StepEvent,
     TokenLogprobs,
 )
+from pratique_server.errors import TemplateError
 from pratique_server.release.errors import RecordingError
-from pratique_server.release.prompts import CANDIDATES, FIXTURES
+from pratique_server.release.making import engine_generate
+from pratique_server.release.prompts import CANDIDATES, FIXTURES, LONG_CANDIDATES
 from pratique_server.release.recorder import CASE_TOKENS_MAX, CASES_WANTED, Recorder
 from tests.support.gates import Rendered
-from tests.support.releases import make_digest, make_manifest
+from tests.support.releases import make_manifest
 
 STOP = 2
 # Per step: the id, its log-probability, the best other one's.
 Step = tuple[int, float, float]
 Answer = Callable[[int], Sequence[Step]]
-
-
-def _identity(dtype: str) -> EngineIdentity:
-    return EngineIdentity(
-        engine_name="Torch",
-        engine_version="0",
-        engine_build=make_digest("build"),
-        libraries={},
-        architecture="Llama",
-        model_files=[],
-        dtype=dtype,
-        quantization_method="None",
-        quantization_config={},
-        quantized_tensors=[],
-        kept_tensors=[],
-        vocab_size=200,
-        context_limit=512,
-        flags={},
-        device_class="cpu",
-        runtime_facts={},
-    )
 
 
 class ScriptedEngine:
@@ -81,8 +69,9 @@ class NumberingRenderer:
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> Rendered:
         if any(message["role"] in self._refuses for message in messages):
-            raise ValueError("refused")
-        number = next((n for n, (_, candidate) in enumerate(CANDIDATES) if candidate == messages), 0)
+            raise TemplateError("refused")
+        asked = (*CANDIDATES, *LONG_CANDIDATES)
+        number = next((n for n, (_, candidate) in enumerate(asked) if candidate == messages), 0)
         shown = "tools" if tools and self._tools_shown else ""
         return Rendered(text=f"{messages}{shown}", ids=[number])
 
@@ -96,18 +85,28 @@ class LetterDecoder:
 
 
 def _recorder(
-    answer: Answer, renderer: NumberingRenderer | None = None, *, dtype: str = "FP32", **limits: int
+    answer: Answer, renderer: NumberingRenderer | None = None, *, dtype: DType = "FP32", **limits: int
 ) -> Recorder:
-    engine: Any = ScriptedEngine(answer)
+    return _recorder_on(ScriptedEngine(answer), renderer, dtype=dtype, **limits)
+
+
+def _recorder_on(
+    engine: Any, renderer: NumberingRenderer | None = None, *, dtype: DType = "FP32", **limits: int
+) -> Recorder:
+    manifest = make_manifest(quantization=QuantizationPart(method="None", dtype=dtype))
     return Recorder(
-        engine=engine,
-        identity=_identity(dtype),
-        special_tokens=make_manifest().special_tokens,
+        generate=engine_generate(engine, manifest.special_tokens.stop_ids),
+        manifest=manifest,
         renderer=renderer or NumberingRenderer(),
         decoder=LetterDecoder(),
-        refused_errors=(ValueError,),
-        **limits,
+        prompt_tokens_max=limits.get("prompt_tokens_max"),
+        output_tokens_max=limits.get("output_tokens_max"),
     )
+
+
+def _short(record: GoldenRecord) -> list[GoldenCase]:
+    """The cases without the long conversation."""
+    return [case for case in record.cases if not case.name.startswith("long-")]
 
 
 def _clear(count: int, *, last: int | None = None) -> list[Step]:
@@ -117,9 +116,10 @@ def _clear(count: int, *, last: int | None = None) -> list[Step]:
 
 async def test_three_cases_are_kept_with_measured_margins() -> None:
     record = await _recorder(lambda n: _clear(5, last=STOP) if n % 2 else _clear(20)).record()
-    endings = [case.outputs[0].finish_reason for case in record.cases]
+    endings = [case.outputs[0].finish_reason for case in _short(record)]
     assert sorted(endings) == ["length", "length", "stop"] or sorted(endings) == ["length", "stop", "stop"]
-    assert len(record.cases) == CASES_WANTED
+    assert len(_short(record)) == CASES_WANTED
+    assert [case.name for case in record.cases][CASES_WANTED:] == [LONG_CANDIDATES[0][0]]
     stopped = next(case.outputs[0] for case in record.cases if case.outputs[0].finish_reason == "stop")
     assert (stopped.ids, stopped.text) == ((10, 11, 12, 13, 14, STOP), "abcde")
     assert stopped.logprobs[-1] == -0.125
@@ -129,7 +129,7 @@ async def test_three_cases_are_kept_with_measured_margins() -> None:
 
 async def test_one_kind_of_ending_is_enough_when_the_model_knows_no_other() -> None:
     record = await _recorder(lambda _: _clear(20)).record()
-    assert [case.max_tokens for case in record.cases] == [CASE_TOKENS_MAX] * CASES_WANTED
+    assert [case.max_tokens for case in _short(record)] == [CASE_TOKENS_MAX] * CASES_WANTED
 
 
 async def test_a_case_ends_before_its_first_near_tie() -> None:
@@ -145,7 +145,7 @@ async def test_cases_that_hold_on_every_device_are_preferred() -> None:
         return [(10 + index, -0.5, -0.5 - lead) for index in range(20)]
 
     record = await _recorder(answer, dtype="BF16").record()
-    assert [case.name for case in record.cases] == [CANDIDATES[number][0] for number in (7, 9, 0)]
+    assert [case.name for case in _short(record)] == [CANDIDATES[number][0] for number in (7, 9, 0)]
 
 
 async def test_near_ties_everywhere_are_refused_with_the_margin_named() -> None:
@@ -181,15 +181,23 @@ async def test_an_engine_without_log_probabilities_is_refused() -> None:
         async def start(self, request: ExecutionRequest) -> AsyncIterator[StepEvent]:
             yield StepEvent(request_id=request.request_id, token_ids=[10], finish=FinishReason.LENGTH)
 
-    recorder = _recorder(lambda _: _clear(20))
-    recorder._engine = Silent(lambda _: ())  # type: ignore[assignment]
     with pytest.raises(RecordingError, match="0 log-probabilities"):
-        await recorder.record()
+        await _recorder_on(Silent(lambda _: ())).record()
 
 
 async def test_prompts_that_do_not_fit_are_passed_over() -> None:
     record = await _recorder(lambda n: _clear(20) if n > 4 else []).record()
-    assert [case.name for case in record.cases] == [name for name, _ in CANDIDATES[5:8]]
+    assert [case.name for case in _short(record)] == [name for name, _ in CANDIDATES[5:8]]
+
+
+async def test_a_prompt_beyond_the_context_is_passed_over_even_if_the_engine_would_take_it() -> None:
+    class Wordy(NumberingRenderer):
+        def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> Rendered:
+            rendered = super().render(messages, tools)
+            return Rendered(text=rendered.text, ids=rendered.ids * (500 if len(messages) > 10 else 1))
+
+    record = await _recorder(lambda _: _clear(20), Wordy()).record()
+    assert [case.name for case in record.cases if case.name.startswith("long-")] == ["long-4"]
 
 
 async def test_a_case_asks_for_no_more_than_the_server_gives() -> None:
@@ -197,15 +205,42 @@ async def test_a_case_asks_for_no_more_than_the_server_gives() -> None:
     assert {case.max_tokens for case in record.cases} == {4}
 
 
+async def test_the_longest_conversation_that_fits_and_is_clear_is_recorded_too() -> None:
+    """A fault beyond the first K/V block or the first prefill chunk shows in no short prompt."""
+    too_long, near_tie = len(CANDIDATES), len(CANDIDATES) + 1
+
+    def answer(number: int) -> Sequence[Step]:
+        return [] if number == too_long else [(50, -0.7, -0.8)] * 20 if number == near_tie else _clear(20)
+
+    record = await _recorder(answer).record()
+    assert record.cases[-1].name == LONG_CANDIDATES[2][0]
+
+
+async def test_a_model_of_short_answers_gets_as_many_cases_as_prove_something() -> None:
+    record = await _recorder(lambda n: [(10 + n, -0.1, -3.0), (STOP, -0.1, -3.0)]).record()
+    assert sum(len(case.outputs[0].ids) for case in _short(record)) >= GOLDEN_STEPS_MIN
+    assert find_gaps(record) == ()
+
+
+async def test_a_model_that_only_ever_says_one_thing_is_refused() -> None:
+    with pytest.raises(RecordingError, match="only ever say 1 different tokens"):
+        await _recorder(lambda _: [(10, -0.1, -3.0)] * 20).record()
+
+
 @pytest.mark.req("R32")
-async def test_fixtures_that_the_template_refuses_or_does_not_show_are_left_out() -> None:
+async def test_every_kind_of_fixture_is_rendered_or_listed_as_refused() -> None:
     names = [name for name, _, _ in FIXTURES]
-    plain = _recorder(lambda _: _clear(20)).render_fixtures()
-    tools = _recorder(lambda _: _clear(20), NumberingRenderer(tools_shown=True)).render_fixtures()
-    no_system = _recorder(lambda _: _clear(20), NumberingRenderer(refuses=["system"])).render_fixtures()
-    assert [fixture.name for fixture in plain] == [name for name in names if name != "tools"]
-    assert [fixture.name for fixture in tools] == names
-    assert {"multi-turn", "empty-system"}.isdisjoint({fixture.name for fixture in no_system})
+    rendered, refused = await _recorder(lambda _: _clear(20)).render_fixtures()
+    assert ([fixture.name for fixture in rendered], refused) == (names, ())
+    rendered, refused = await _recorder(lambda _: _clear(20), NumberingRenderer(refuses=["system"])).render_fixtures()
+    assert [(fixture.name, fixture.message) for fixture in refused] == [
+        ("multi-turn", "refused"),
+        ("empty-system", "refused"),
+    ]
+    assert [fixture.name for fixture in rendered] == [
+        name for name in names if name not in ("multi-turn", "empty-system")
+    ]
+    assert set(FIXTURE_KINDS) <= set(names)
 
 
 async def test_a_template_that_renders_nothing_is_an_error() -> None:
@@ -214,9 +249,9 @@ async def test_a_template_that_renders_nothing_is_an_error() -> None:
 
 
 async def test_recording_is_greedy_with_a_cache_of_its_own() -> None:
-    recorder = _recorder(lambda _: _clear(20))
-    await recorder.record()
-    engine: Any = recorder._engine
+    engine = ScriptedEngine(lambda _: _clear(20))
+    await _recorder_on(engine).record()
     salts = {request.cache_salt for request in engine.requests}
-    assert len(salts) == len(engine.requests) == len(CANDIDATES) + CASES_WANTED
+    # Every candidate is tried (none stops by itself) and the longest conversation; what is kept runs again.
+    assert len(salts) == len(engine.requests) == len(CANDIDATES) + 1 + CASES_WANTED + 1
     assert all(request.sampling.temperature == 0 and request.stop_token_ids == [STOP] for request in engine.requests)

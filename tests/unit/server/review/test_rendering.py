@@ -98,6 +98,10 @@ def test_the_digest_names_exactly_the_changes_that_were_shown() -> None:
 def test_two_records_compare_what_both_have_rendered() -> None:
     left, right = make_record(), make_record()
     compared = compare_renderings(conversations_of(left, right), render_from(left), render_from(right))
-    # The record's fixture and its golden case have the same messages, which counts once.
-    assert [conversation.name for conversation, _, _ in compared.pairs] == ["plain"]
+    # The record's fixtures and its first golden case have the same messages, which counts once.
+    assert [conversation.name for conversation, _, _ in compared.pairs] == [
+        "plain",
+        "case greeting-in-two",
+        "case greeting-again",
+    ]
     assert compared.changes == []

@@ -1,0 +1,166 @@
+"""The pod's own release record: made with its own engine when somebody asks for it, one at a time, in time no user wants.
+
+``RecordDesk`` is what the management port reads and asks, from its own thread; everything else happens in the event loop. What
+it holds belongs to one epoch of the engine: files may have changed before the next.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pratique_contract.record import RecordError, ReleaseRecord
+from pratique_contract.serving import ServingSpec
+from pratique_server.engine.protocol import EngineError
+from pratique_server.errors import PratiqueError
+from pratique_server.life.idle import GaveWayError, IdleTime
+from pratique_server.life.loading import Loaded
+from pratique_server.release.errors import ReleaseError
+from pratique_server.release.greedy import GreedyRun
+from pratique_server.release.making import add_outputs, engine_generate, make_record
+from pratique_server.release.recorder import Generate
+
+# All of one recording, waiting for idle time included: who asks gets an answer the same hour.
+MAKING_SECONDS_MAX: Final = 1800.0
+# How often one request may be cut by users and begun again before the pod counts as too busy to record.
+ATTEMPTS_MAX: Final = 50
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordAnswer:
+    """What ``/record`` says: a record's bytes, or a sentence."""
+
+    status: int
+    body: bytes
+
+    @classmethod
+    def say(cls, status: int, message: str) -> "RecordAnswer":
+        return cls(status=status, body=json.dumps({"message": message}, ensure_ascii=False).encode())
+
+
+NOTHING_LOADED: Final = RecordAnswer.say(503, "Nothing is loaded yet: ask again when the pod has a verdict")
+NOT_MADE: Final = RecordAnswer.say(409, "This pod has made no record: POST asks it to")
+
+
+class RecordDesk:
+    """``open`` for each loaded release, ``close`` when it is lost."""
+
+    def __init__(self, spec: ServingSpec, idle: IdleTime) -> None:
+        self._spec = spec
+        self._idle = idle
+        self._loop = asyncio.get_running_loop()
+        self._loaded: Loaded | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._answer = NOTHING_LOADED
+
+    # From any thread
+
+    def answer(self) -> RecordAnswer:
+        """GET: what there is now."""
+        return self._answer
+
+    def ask(self, body: bytes) -> RecordAnswer:
+        """POST: begin, unless it has begun. With a record as its body: that one, with this pod's outputs added."""
+        base: ReleaseRecord | None = None
+        if body:
+            try:
+                base = ReleaseRecord.from_json(body)
+            except RecordError as error:
+                return RecordAnswer.say(400, str(error))
+        if self._loaded is None:
+            return NOTHING_LOADED
+        self._loop.call_soon_threadsafe(self._begin, base)
+        return RecordAnswer.say(202, "The record is being made: ask again with GET")
+
+    # In the event loop
+
+    def open(self, loaded: Loaded) -> None:
+        self.close()
+        self._loaded = loaded
+        self._answer = NOT_MADE
+
+    def close(self) -> None:
+        self._loaded, self._answer = None, NOTHING_LOADED
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def give(self, record: ReleaseRecord) -> None:
+        """Show a record that this pod has proved: given to it, or made by it."""
+        self._answer = _show(record)
+
+    async def make_first(self) -> ReleaseRecord:
+        """For the gate, before anybody is served: nothing to give way to. Raises ``RecordingError`` or ``EngineError``."""
+        loaded = self._require_loaded()
+        return await make_record(
+            self._spec, loaded.manifest, loaded.renderer, self._at_once(loaded), progress=self._say_progress
+        )
+
+    def _begin(self, base: ReleaseRecord | None) -> None:
+        if self._loaded is None or (self._task is not None and not self._task.done()):
+            return
+        self._say_progress("waiting for idle time")
+        self._task = asyncio.create_task(self._make(self._loaded, base))
+
+    async def _make(self, loaded: Loaded, base: ReleaseRecord | None) -> None:
+        generate = self._when_idle(loaded)
+        try:
+            async with asyncio.timeout(MAKING_SECONDS_MAX):
+                if base is None:
+                    record = await make_record(
+                        self._spec, loaded.manifest, loaded.renderer, generate, progress=self._say_progress
+                    )
+                else:
+                    record = await add_outputs(self._spec, base, loaded.manifest, loaded.renderer, generate)
+            self._answer = _show(record)
+            _log.info("Made a release record fingerprint=%s", record.fingerprint)
+        except TimeoutError:
+            self._answer = RecordAnswer.say(
+                409, f"No record could be made in {MAKING_SECONDS_MAX:.0f} s: this pod is never idle for long enough"
+            )
+        except (ReleaseError, EngineError, PratiqueError, GaveWayError) as error:
+            self._answer = RecordAnswer.say(409, f"No record can be made of this release: {error}")
+        except Exception as error:  # noqa: BLE001 - whoever asked must be told
+            self._answer = RecordAnswer.say(409, f"Making the record failed: {error!r}")
+            _log.exception("Could not make a release record")
+
+    def _say_progress(self, message: str) -> None:
+        self._answer = RecordAnswer.say(202, f"The record is being made: {message}")
+
+    def _require_loaded(self) -> Loaded:
+        assert self._loaded is not None  # the gate runs between open and close
+        return self._loaded
+
+    def _at_once(self, loaded: Loaded) -> Generate:
+        return engine_generate(loaded.engine, loaded.manifest.special_tokens.stop_ids)
+
+    def _when_idle(self, loaded: Loaded) -> Generate:
+        """Each request waits for its own idle moment and is begun again when a user cuts it."""
+        generate = self._at_once(loaded)
+
+        async def patient(prompt_ids: Sequence[int], max_tokens: int, name: str) -> GreedyRun:
+            for attempt in range(ATTEMPTS_MAX):
+                try:
+                    return await self._idle.run(_bind(generate, prompt_ids, max_tokens, f"{name}-{attempt}"))
+                except GaveWayError:
+                    continue
+            raise GaveWayError(f"users kept coming {ATTEMPTS_MAX} times")
+
+        return patient
+
+
+def _bind(
+    generate: Generate, prompt_ids: Sequence[int], max_tokens: int, name: str
+) -> "Callable[[], asyncio.Future[GreedyRun]]":
+    return lambda: asyncio.ensure_future(generate(prompt_ids, max_tokens, name))
+
+
+def _show(record: ReleaseRecord) -> RecordAnswer:
+    try:
+        return RecordAnswer(status=200, body=record.to_json().encode())
+    except RecordError as error:
+        return RecordAnswer.say(409, str(error))
