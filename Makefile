@@ -72,6 +72,10 @@ cluster: venv ## The kind cluster with our images in it, without operator (the i
 images: venv ## Build the two images and load them into the cluster (nothing to do when the tree is unchanged)
 	@PYTHONPATH=. $(BIN)/python -m e2e.cluster images
 
+.PHONY: bench-hash
+bench-hash: venv ## How quick weights are read and hashed, beside plain sha256 (1 min; writes bench/results)
+	@$(BIN)/python -m bench.hash_speed
+
 .PHONY: lint
 lint: venv ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check .

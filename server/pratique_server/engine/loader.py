@@ -69,7 +69,7 @@ def load_model(
     folder = Path(source.path)
     if not folder.is_dir():
         raise LoadError(f"The model folder {folder} does not exist or is not a folder.")
-    values, config_entry = _read_config(folder)
+    values, config_entry = read_config(folder)
     code = read_remote_code(folder) if source.trust_remote_code else None
     architecture = choose_architecture(values, code)
     weights = read_weights(folder)
@@ -96,7 +96,7 @@ def load_model(
     )
 
 
-def _read_config(folder: Path) -> tuple[dict[str, Any], LoadedFile]:
+def read_config(folder: Path) -> tuple[dict[str, Any], LoadedFile]:
     content = read_bytes(folder / CONFIG_FILE)
     try:
         values = json.loads(content)

@@ -125,6 +125,9 @@ def apply_quantization(model: PreTrainedModel, spec: QuantizationSpec) -> Applie
     for name in chosen:
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Int8Linear(layers.pop(name)))
+    # The tensors of a file share one piece of memory, which would stay whole for those that are kept.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
     return AppliedQuantization(
         method=spec.method,
         config=config,
