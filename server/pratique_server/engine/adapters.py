@@ -39,7 +39,7 @@ class _Factors:
 
 
 @dataclass(frozen=True)
-class _Adapter:
+class Adapter:
     source: AdapterSource
     config: LoraConfig
     tensors: dict[str, Tensor]
@@ -67,10 +67,10 @@ def check_declared(adapters: Sequence[AdapterSource], *, engine: str) -> None:
 def merge_adapters(model: PreTrainedModel, source: ModelSource) -> list[LoadedAdapter]:
     """Change the model's weights in place. Raises ``LoadError`` that names the adapter; the model is then of no use."""
     layers = dict(_linear_layers(model))
-    adapters: list[_Adapter] = []
+    adapters: list[Adapter] = []
     for declared in source.adapters:
         try:
-            adapter = _read_adapter(declared)
+            adapter = read_adapter(declared)
             adapter.config.check_base(source.uri, source.revision)
             _check_targets(adapter, model, layers)
         except LoadError as error:
@@ -94,7 +94,7 @@ def _merge(layer: nn.Module, changes: list[_Factors]) -> None:
     weight.copy_(merged)
 
 
-def _read_adapter(source: AdapterSource) -> _Adapter:
+def read_adapter(source: AdapterSource) -> Adapter:
     folder = Path(source.path)
     if not folder.is_dir():
         raise LoadError(f"the folder {folder} does not exist or is not a folder.")
@@ -110,10 +110,10 @@ def _read_adapter(source: AdapterSource) -> _Adapter:
         raise LoadError(f"its folder has no {WEIGHTS_FILE}.")
     config, config_entry = parse_config(read_bytes(folder / CONFIG_FILE))
     tensors, entry = read_safetensors(folder / WEIGHTS_FILE)
-    return _Adapter(source, config, tensors, [config_entry, entry])
+    return Adapter(source, config, tensors, [config_entry, entry])
 
 
-def _check_targets(adapter: _Adapter, model: PreTrainedModel, layers: dict[str, nn.Module]) -> None:
+def _check_targets(adapter: Adapter, model: PreTrainedModel, layers: dict[str, nn.Module]) -> None:
     config, head = adapter.config, _head_name(model)
     wanted = {name for name in layers if config.is_target(name)}
     if config.targets == "all-linear":
@@ -133,7 +133,7 @@ def _check_targets(adapter: _Adapter, model: PreTrainedModel, layers: dict[str, 
         raise LoadError(f"it targets {head}, whose weight is also the input embedding of this model.")
 
 
-def _check_shapes(adapter: _Adapter, name: str, layer: nn.Module) -> None:
+def _check_shapes(adapter: Adapter, name: str, layer: nn.Module) -> None:
     a, b = (adapter.tensors.get(f"{_PREFIX}{name}{end}") for end in (_A, _B))
     if a is None or b is None:
         raise LoadError(f"{WEIGHTS_FILE} lacks {name}{_A if a is None else _B}.")
@@ -150,14 +150,14 @@ def _check_shapes(adapter: _Adapter, name: str, layer: nn.Module) -> None:
         raise LoadError(f"the scale of {name} is not a number.")
 
 
-def _factors(adapter: _Adapter, name: str) -> _Factors | None:
+def _factors(adapter: Adapter, name: str) -> _Factors | None:
     a = adapter.tensors.get(f"{_PREFIX}{name}{_A}")
     if a is None:
         return None
     return _Factors(a, adapter.tensors[f"{_PREFIX}{name}{_B}"], adapter.config.scale_of(name))
 
 
-def _is_base_copy(name: str, adapter: _Adapter, layers: dict[str, nn.Module]) -> bool:
+def _is_base_copy(name: str, adapter: Adapter, layers: dict[str, nn.Module]) -> bool:
     """Whether the tensor is a copy of a weight that this model has; raises when it is another one's."""
     module = name.removeprefix(_PREFIX).removesuffix(_BASE)
     if not name.endswith(_BASE) or module not in layers:
@@ -198,7 +198,7 @@ def _is_tied(model: PreTrainedModel) -> bool:
     return bool(head is not None and head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr())
 
 
-def _same_bytes(one: _Adapter, other: _Adapter) -> bool:
+def _same_bytes(one: Adapter, other: Adapter) -> bool:
     """Another configuration over the same matrices is the same adapter once more."""
     return one.files[-1].sha256 == other.files[-1].sha256
 
