@@ -18,12 +18,15 @@ class OperatorConfig:
     """Operator settings. Seconds are wall-clock; ``watch_namespaces`` empty means the whole cluster.
 
     ``operator_name`` selects the services labelled with it; empty: those without the label, so that two operators can share a cluster.
+    ``require_signature``: serve signed releases only; ``signature_keys`` (PEM) are keys one of which must have signed every one.
     ``verdict_access``: ``Direct`` reads a pod's verdict from its address (inside the cluster), ``Proxy`` through the API server.
     """
 
     server_image: str = ""
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     allow_file_sources: bool = False
+    require_signature: bool = False
+    signature_keys: str = ""
     watch_namespaces: tuple[str, ...] = ()
     operator_name: str = ""
     verdict_access: Literal["Direct", "Proxy"] = "Direct"
@@ -51,6 +54,8 @@ def read_config(environment: Mapping[str, str]) -> OperatorConfig:
             environment, "PRATIQUE_IMAGE_PULL_POLICY", default.image_pull_policy, ("IfNotPresent", "Always", "Never")
         ),
         allow_file_sources=_flag(environment, "PRATIQUE_ALLOW_FILE_SOURCES", default=default.allow_file_sources),
+        require_signature=_flag(environment, "PRATIQUE_REQUIRE_SIGNATURE", default=default.require_signature),
+        signature_keys=environment.get("PRATIQUE_SIGNATURE_KEYS", default.signature_keys).strip(),
         watch_namespaces=tuple(
             filter(None, environment.get("PRATIQUE_WATCH_NAMESPACES", "").replace(",", " ").split())
         ),

@@ -3,6 +3,7 @@
 OperatorError
 ├── InvalidSpecError    the user must change the spec; the message names the field
 ├── RecordError         the release record is absent, unreadable or not the approved one
+│   └── SignatureInvalidError  it is not signed as it has to be
 ├── ChildConflictError  a child's name is taken by an object that is not ours
 ├── ApiError            the API server refused or failed a call
 │   ├── NotFoundError   404
@@ -26,6 +27,10 @@ class InvalidSpecError(OperatorError):
 
 class RecordError(OperatorError):
     """The release record cannot be used; the message says which of absent, unreadable or different it is."""
+
+
+class SignatureInvalidError(RecordError):
+    """A signature of the record is asked for; the message says which of missing, unreadable or wrong it is."""
 
 
 class ChildConflictError(OperatorError):

@@ -12,7 +12,7 @@ from pratique_contract.reasons import DOWNLOAD_REASONS, GATE_REASONS
 from pratique_operator.approval import find_hold, find_recording, find_trust_problem
 from pratique_operator.containers import Finding
 from pratique_operator.downloads import SILENT
-from pratique_operator.errors import InvalidSpecError
+from pratique_operator.errors import InvalidSpecError, RecordError, SignatureInvalidError
 from pratique_operator.observe import Snapshot
 from pratique_operator.pods import PodFacts
 from pratique_operator.rollout import Plan, RolloutState
@@ -32,8 +32,7 @@ _ORDER: Final = (
 def find_problem(snapshot: Snapshot) -> Finding | None:
     """What is wrong with the target so that a person should look; None when nothing is, as far as is known."""
     if snapshot.blocked is not None:
-        invalid = isinstance(snapshot.blocked, InvalidSpecError)
-        return Finding(Reason.INVALID_SPEC if invalid else Reason.RECORD_MISSING, str(snapshot.blocked))
+        return Finding(_blocked_reason(snapshot.blocked), str(snapshot.blocked))
     if snapshot.target is None:
         return None
     held = find_hold(snapshot)
@@ -46,6 +45,12 @@ def find_problem(snapshot: Snapshot) -> Finding | None:
         more = f" ({len(found)} pods fail)" if len(found) > 1 else ""
         return Finding(failure.reason, f"pod {pod.name}: {failure.message}{more}")
     return _refused_pods(snapshot, snapshot.target.revision) or find_trust_problem(snapshot)
+
+
+def _blocked_reason(error: InvalidSpecError | RecordError) -> Reason:
+    if isinstance(error, InvalidSpecError):
+        return Reason.INVALID_SPEC
+    return Reason.SIGNATURE_INVALID if isinstance(error, SignatureInvalidError) else Reason.RECORD_MISSING
 
 
 def find_failing(snapshot: Snapshot) -> tuple[PodFacts, ...]:

@@ -16,12 +16,13 @@ from prometheus_client import start_http_server
 from pratique_operator import kinds
 from pratique_operator.cluster import Cluster, Connection, connect
 from pratique_operator.config import ConfigError, OperatorConfig, read_config
-from pratique_operator.errors import NotFoundError, OperatorError
+from pratique_operator.errors import NotFoundError, OperatorError, SignatureInvalidError
 from pratique_operator.handlers import register
 from pratique_operator.observe import Key
 from pratique_operator.queue import ReconcileQueue
 from pratique_operator.reconcile import Outcome, Reconciler
 from pratique_operator.records import ReadRecord, record_reader
+from pratique_operator.signatures import read_keys
 from pratique_operator.verdicts import VerdictReader, verdict_reader
 
 LOG = logging.getLogger(__name__)
@@ -35,7 +36,9 @@ def run() -> int:
     """Run until SIGTERM or SIGINT; returns the process's exit code."""
     try:
         config = read_config(os.environ)
-    except ConfigError as error:
+        if config.signature_keys:
+            read_keys(config.signature_keys, where="PRATIQUE_SIGNATURE_KEYS")
+    except (ConfigError, SignatureInvalidError) as error:
         print(f"The operator cannot start: {error}", file=sys.stderr)
         return EXIT_CONFIG
     kopf.configure(log_format=kopf.LogFormat.JSON if config.log_format == "json" else kopf.LogFormat.FULL)

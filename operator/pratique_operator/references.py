@@ -1,4 +1,5 @@
-"""The ConfigMaps and Secrets a spec refers to. Their content can change a pod, so it is part of the revision.
+"""The ConfigMaps and Secrets a spec refers to. Their content can change a pod, so it is part of the revision; the public key of the
+record's signature only decides whether it may start.
 
 ``required_references`` says what to read; ``observe`` reads it; ``References`` answers for it. The API keys' Secret is not here: the server
 reloads keys without a restart, so another key is not another revision.
@@ -49,14 +50,36 @@ class References:
         except (binascii.Error, UnicodeDecodeError) as error:
             raise InvalidSpecError(where, f"{reference.kind} {reference.name} key {key} is not text") from error
 
+    def has(self, reference: Reference, key: str) -> bool:
+        """Whether the object is there and has the key."""
+        found = self.objects.get(reference) or {}
+        return any(key in (found.get(part) or {}) for part in ("data", "binaryData"))
+
 
 def required_references(spec: InferenceServiceSpec) -> frozenset[Reference]:
-    """Every object whose content can change a pod."""
+    """Every object whose content can change a pod, or whether it may start."""
     found: set[Reference] = set()
+    key = signature_key(spec)
+    if key is not None:
+        found.add(key[0])
     if spec.release.record_ref is not None:
         found.add(Reference("ConfigMap", spec.release.record_ref.name))
     found.update(reference for reference, _, _ in _key_references(spec))
     return frozenset(found)
+
+
+def signature_key(spec: InferenceServiceSpec) -> tuple[Reference, str, str] | None:
+    """(object, key, where in the spec) of the public key. Not in the revision: another key changes no pod."""
+    signature = spec.release.signature
+    if signature is None:
+        return None
+    if signature.config_map_key_ref is not None:
+        ref = signature.config_map_key_ref
+        return Reference("ConfigMap", ref.name), ref.key, "spec.release.signature.configMapKeyRef"
+    if signature.secret_key_ref is not None:
+        ref = signature.secret_key_ref
+        return Reference("Secret", ref.name), ref.key, "spec.release.signature.secretKeyRef"
+    return None
 
 
 def _key_references(spec: InferenceServiceSpec) -> list[tuple[Reference, str, str]]:

@@ -18,6 +18,7 @@ from pratique_operator.desired.pod import build_pod_template, image_of, name_rev
 from pratique_operator.desired.serving import build_serving
 from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.references import References, digest_references, inline_chat_template, read_record
+from pratique_operator.signatures import check_signature
 from pratique_operator.trust import Recorded, trusts_first
 from pratique_operator.types import InferenceServiceSpec
 
@@ -65,6 +66,7 @@ def compute_target(
         raise InvalidSpecError("spec.engine.image", "no image is given, and the operator has no default (serverImage)")
     template = build_pod_template(spec, service=service, config=config)
     content = digest_references(spec, references)
+    check_signature(spec, references, config)
     record = read_record(spec, references)
     trust = None
     if trusts_first(spec):

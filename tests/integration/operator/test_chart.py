@@ -18,6 +18,7 @@ from tests.integration.operator.conftest import REPOSITORY
 pytestmark = pytest.mark.integration
 
 CHART = REPOSITORY / "charts" / "pratique"
+PEM = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----\n"
 IMAGES = ("--set=image=localhost/operator:1", "--set=serverImage=localhost/server:1")
 
 
@@ -72,9 +73,13 @@ def test_operator_is_one_restricted_pod_with_liveness_on_its_heartbeat(program: 
     }
 
 
-def test_values_reach_the_operators_settings(program: Path) -> None:
+def test_values_reach_the_operators_settings(program: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.pem"
+    keys.write_text(PEM)
     values = [
         "--set=allowFileSources=true",
+        "--set=requireSignature=true",
+        f"--set-file=signatureKeys={keys}",
         "--set=watchNamespaces={a,b}",
         "--set=operatorName=blue",
         "--set=resyncSeconds=60",
@@ -83,6 +88,7 @@ def test_values_reach_the_operators_settings(program: Path) -> None:
     config = read_config({variable["name"]: variable["value"] for variable in container["env"]})
     assert (config.server_image, config.allow_file_sources) == ("localhost/server:1", True)
     assert (config.watch_namespaces, config.operator_name, config.resync_seconds) == (("a", "b"), "blue", 60.0)
+    assert (config.require_signature, config.signature_keys) == (True, PEM.strip())
 
 
 def test_rights_are_cluster_wide_only_without_a_list_of_namespaces(program: Path) -> None:

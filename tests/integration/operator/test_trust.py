@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from pratique_cli.commands.release.approve import approve
 from pratique_contract import Reason, ReleaseRecord, Verdict, VerdictResult, constants
 from pratique_contract.review import REQUIRED_TESTS, Review, ReviewedDifference, ReviewTest
+from pratique_contract.signature import format_signature
 from pratique_operator import kinds, names
 from pratique_operator.trust import RecordAnswer
 from tests.integration.operator.conftest import World, eventually, kubeconfig
@@ -121,9 +124,12 @@ def delete(world: World, config_map: dict[str, Any]) -> None:
     world.cluster.delete(kinds.CONFIG_MAP, world.namespace, metadata["name"], uid=metadata["uid"])
 
 
-def release(world: World, name: str, record: ReleaseRecord, **more: Any) -> dict[str, Any]:
-    data = {constants.RECORD_FILE: record.to_json()}
+def config_map(world: World, name: str, **data: str) -> None:
     world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data})
+
+
+def release(world: World, name: str, record: ReleaseRecord, **more: Any) -> dict[str, Any]:
+    config_map(world, name, **{constants.RECORD_FILE: record.to_json()})
     return {"fingerprint": record.fingerprint, "recordRef": {"name": name}, **more}
 
 
@@ -156,3 +162,30 @@ def test_block_starts_no_pod_of_an_unreviewed_candidate_and_the_review_lets_it_t
         e["reason"] for e in world.cluster.list(kinds.EVENT, world.namespace) if e["involvedObject"]["name"] == "svc"
     ]
     assert reasons.count("ReviewRequired") == 1
+
+
+def test_record_must_be_signed_by_the_named_key_and_a_changed_key_is_looked_at_again(world: World) -> None:
+    def write(signer: Ed25519PrivateKey | None, key: Ed25519PrivateKey) -> None:
+        text = RECORD.to_json()
+        signature = {} if signer is None else {"record.json.sig": format_signature(signer.sign(text.encode()))}
+        config_map(world, "signed", **{constants.RECORD_FILE: text}, **signature)
+        config_map(
+            world, "keys", pub=key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        )
+
+    old, new = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    write(None, old)
+    signature = {"configMapKeyRef": {"name": "keys", "key": "pub"}}
+    spec = {"fingerprint": RECORD.fingerprint, "recordRef": {"name": "signed"}, "signature": signature}
+    world.create(release=spec)
+    assert "has no record.json.sig" in world.wait_reason("SignatureInvalid")["message"]
+    assert world.list(kinds.DEPLOYMENT) == []
+    write(old, old)
+    world.wait_ready()
+    serving = {pod["metadata"]["uid"] for pod in pods(world)}
+    write(old, new)
+    assert world.wait_reason("SignatureInvalid", "FingerprintVerified")["status"] == "False"
+    assert world.condition("Available")["status"] == "True"
+    write(new, new)
+    world.wait_ready()
+    assert {pod["metadata"]["uid"] for pod in pods(world)} == serving

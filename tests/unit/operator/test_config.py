@@ -20,6 +20,8 @@ def test_values_are_read() -> None:
         {
             "PRATIQUE_SERVER_IMAGE": "a/b:1",
             "PRATIQUE_ALLOW_FILE_SOURCES": "true",
+            "PRATIQUE_REQUIRE_SIGNATURE": "true",
+            "PRATIQUE_SIGNATURE_KEYS": "-----BEGIN PUBLIC KEY-----\n",
             "PRATIQUE_WATCH_NAMESPACES": "a,b c",
             "PRATIQUE_OPERATOR_NAME": "blue",
             "PRATIQUE_RESYNC_SECONDS": "60",
@@ -29,6 +31,8 @@ def test_values_are_read() -> None:
     assert config == OperatorConfig(
         server_image="a/b:1",
         allow_file_sources=True,
+        require_signature=True,
+        signature_keys="-----BEGIN PUBLIC KEY-----",
         watch_namespaces=("a", "b", "c"),
         operator_name="blue",
         resync_seconds=60.0,
@@ -42,6 +46,7 @@ def test_values_are_read() -> None:
     ("name", "value"),
     [
         ("PRATIQUE_ALLOW_FILE_SOURCES", "maybe"),
+        ("PRATIQUE_REQUIRE_SIGNATURE", "sometimes"),
         ("PRATIQUE_RESYNC_SECONDS", "soon"),
         ("PRATIQUE_RESYNC_SECONDS", "0"),
         ("PRATIQUE_HEALTH_PORT", "70000"),
