@@ -141,6 +141,13 @@ def read_record(spec: InferenceServiceSpec, references: References) -> ReleaseRe
     if spec.release.record_ref is None:
         return None
     name = spec.release.record_ref.name
+    approved = spec.release.fingerprint
+    if approved is None:
+        # The CRD refuses it; this one was stored under an older CRD.
+        where = "spec.release.fingerprint"
+        raise InvalidSpecError(
+            where, "recordRef needs it: whatever record the ConfigMap holds would be the approved one"
+        )
     try:
         text = references.text(Reference("ConfigMap", name), constants.RECORD_FILE, where=RECORD_FIELD)
         record = ReleaseRecord.from_json(text)
@@ -148,8 +155,7 @@ def read_record(spec: InferenceServiceSpec, references: References) -> ReleaseRe
         raise RecordError(str(error)) from error
     except ContractRecordError as error:
         raise RecordError(f"{RECORD_FIELD}: ConfigMap {name}: {error}") from error
-    approved = spec.release.fingerprint
-    if approved is not None and record.fingerprint != approved:
+    if record.fingerprint != approved:
         raise RecordError(
             f"{RECORD_FIELD}: ConfigMap {name} holds the record of {record.fingerprint}, "
             f"but spec.release.fingerprint approves {approved}"

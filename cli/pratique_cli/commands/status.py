@@ -55,12 +55,20 @@ def describe(resource: Mapping[str, Any], *, now: datetime) -> str:
     if rollout:
         lines.append(f"Rollout:   {rollout.get('phase')}  {rollout.get('message', '')}".rstrip())
     return "\n".join(
-        [*lines, "", _revisions(observed), *_conditions(observed, now), *_review(observed), *_verdicts(observed)]
+        [
+            *lines,
+            "",
+            _revisions(observed),
+            *_conditions(observed, now),
+            *_review(observed),
+            *_verdicts(observed),
+            *_downloads(observed, now),
+        ]
     )
 
 
 def _approved(resource: Mapping[str, Any]) -> str:
-    """What somebody approved. Under TrustFirst without that, what to do about it."""
+    """What somebody approved; a record alone approves nothing. Under TrustFirst without that, what to do about it."""
     release, metadata = resource.get("spec", {}).get("release") or {}, resource["metadata"]
     recorded = (resource.get("status") or {}).get("recorded")
     if release.get("fingerprint"):
@@ -68,8 +76,7 @@ def _approved(resource: Mapping[str, Any]) -> str:
     if recorded:
         where = f"{metadata['name']} -n {metadata.get('namespace')}"
         return f"nothing; recorded {recorded['fingerprint']} (ConfigMap {recorded['recordRef']}): pratique release approve {where}"
-    record = release.get("recordRef", {}).get("name")
-    return f"whatever record ConfigMap {record} holds" if record else "nothing"
+    return "nothing"
 
 
 def _review(observed: Mapping[str, Any]) -> list[str]:
@@ -125,6 +132,14 @@ def _verdicts(observed: Mapping[str, Any]) -> list[str]:
         for v in observed.get("verdicts", [])
     ]
     return ["", format_table(("POD NOT VERIFIED", "REVISION", "RESULT", "REASON", "MESSAGE"), rows)] if rows else []
+
+
+def _downloads(observed: Mapping[str, Any], now: datetime) -> list[str]:
+    rows = [
+        (d.get("pod"), d.get("revision"), _age(d.get("progressedAt"), now), d.get("message"))
+        for d in observed.get("downloads", [])
+    ]
+    return ["", format_table(("POD DOWNLOADING", "REVISION", "LAST MOVE", "PROGRESS"), rows)] if rows else []
 
 
 def _condition(resource: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

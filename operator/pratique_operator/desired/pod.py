@@ -135,6 +135,8 @@ def _container(
             {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
             *(mount.mount for mount in mounts),
         ],
+        # The gate leaves its verdict; a crash before it is told by the end of the log.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         **_probes(spec),
     }
     if values.get("resources"):

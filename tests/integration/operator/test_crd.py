@@ -282,13 +282,14 @@ def test_columns_show_what_serves_before_what_is_wanted(bare: World) -> None:
     bare.create()
     path = kinds.INFERENCE_SERVICE.path(bare.namespace)
     table = bare.table(path)
-    assert [column["name"] for column in table["columnDefinitions"]][:7] == [
+    assert [column["name"] for column in table["columnDefinitions"]][:8] == [
         "Name",
         "Ready",
         "Revision",
         "Candidate",
         "Replicas",
         "Verified",
+        "Approved",
         "Reason",
     ]
 

@@ -1,6 +1,6 @@
 """``pratique status``: the screen, from a resource as the operator writes it."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pratique_cli.commands.status import describe, is_ready
@@ -85,10 +85,19 @@ def test_a_cause_is_told_once() -> None:
     assert told["Available"].endswith("   1 pod")
 
 
-def test_an_approval_without_a_fingerprint_is_not_shown_as_a_dash() -> None:
+def test_a_record_without_a_fingerprint_approves_nothing() -> None:
     resource = {"metadata": {"name": "new", "namespace": "demo"}, "spec": {"release": {"recordRef": {"name": "r"}}}}
-    assert "Approved:  whatever record ConfigMap r holds" in describe(resource, now=NOW)
+    assert "Approved:  nothing" in describe(resource, now=NOW)
     assert "Approved:  nothing" in describe({**resource, "spec": {}}, now=NOW)
+
+
+def test_downloads_are_shown_with_the_time_of_their_last_move() -> None:
+    moved = (NOW - timedelta(seconds=90)).isoformat()
+    entry = {"pod": "new-1", "revision": "rev", "message": "1.0 of 2.0 GB (50 %), 80 MB/s", "progressedAt": moved}
+    resource = {"metadata": {"name": "new", "namespace": "demo"}, "status": {"downloads": [entry]}}
+    lines = describe(resource, now=NOW).splitlines()
+    assert lines[-2].split("  ")[0] == "POD DOWNLOADING"
+    assert lines[-1].split() == ["new-1", "rev", "90s", *str(entry["message"]).split()]
 
 
 def test_a_service_without_status_says_so() -> None:

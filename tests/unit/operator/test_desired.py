@@ -164,6 +164,7 @@ spec:
         - {{name: config, mountPath: /etc/pratique, readOnly: true}}
         - {{name: tmp, mountPath: /tmp}}
         - {{name: model, mountPath: /models/model, readOnly: true}}
+        terminationMessagePolicy: FallbackToLogsOnError
         startupProbe:
           exec: {{command: [python3, -m, pratique_server.probe, startupz]}}
           periodSeconds: 5

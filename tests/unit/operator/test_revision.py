@@ -202,7 +202,7 @@ def test_content_of_the_credentials_is_not_part_of_the_revision() -> None:
 def test_record_is_handed_to_the_pod_with_its_fingerprint() -> None:
     record = make_record()
     found = References({Reference("ConfigMap", "rel"): {"data": {"record.json": record.to_json()}}})
-    built = target(found, release={"recordRef": {"name": "rel"}})
+    built = target(found, release={"recordRef": {"name": "rel"}, "fingerprint": record.fingerprint})
     serving = ServingSpec.model_validate_json(built.config_data[constants.SERVING_FILE])
     assert built.config_data[constants.RECORD_FILE] == record.to_json()
     assert built.fingerprint == serving.release.fingerprint == record.fingerprint
@@ -219,8 +219,15 @@ def test_record_is_handed_to_the_pod_with_its_fingerprint() -> None:
     ],
 )
 def test_unusable_record_is_a_sentence(data: dict[str, Any] | None, text: str) -> None:
+    approved = {"recordRef": {"name": "rel"}, "fingerprint": "sha256:" + "0" * 64}
     with pytest.raises(RecordError, match=text):
-        target(References({Reference("ConfigMap", "rel"): data}), release={"recordRef": {"name": "rel"}})
+        target(References({Reference("ConfigMap", "rel"): data}), release=approved)
+
+
+def test_record_without_a_fingerprint_approves_nothing_even_when_an_older_crd_let_it_in() -> None:
+    found = References({Reference("ConfigMap", "rel"): {"data": {"record.json": make_record().to_json()}}})
+    with pytest.raises(InvalidSpecError, match=r"spec\.release\.fingerprint: recordRef needs it"):
+        target(found, release={"recordRef": {"name": "rel"}})
 
 
 def test_record_of_another_release_names_both_fingerprints() -> None:
