@@ -1,0 +1,122 @@
+"""Take the files a server loads out of a tar archive, and nothing else: regular files with safe names, written to new files.
+
+Members that are links, devices or that point outside are never created. Archives made of a folder, and image layers, have the model some
+levels down: what is extracted keeps its folders at first, then the one folder that holds the model becomes the top.
+"""
+
+import os
+import tarfile
+import zlib
+from collections.abc import Callable
+from lzma import LZMAError
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from pratique_server.fetch.errors import CorruptError, DiskFullError, FetchError
+from pratique_server.fetch.progress import size_text
+from pratique_server.fetch.selection import PICKLE_SUFFIXES, TEMPLATE_FOLDER, Wanted, is_safe, select, shown
+
+_CHUNK_BYTES: Final = 1024 * 1024
+MEMBERS_MAX: Final = 1_000_000
+_MARKERS: Final = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_CANDIDATE_SUFFIXES: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt", ".codes", ".py")
+
+
+def extract(archive: Path, target: Path, *, room: Callable[[], int], on_bytes: Callable[[int], None]) -> dict[str, str]:
+    """Write every member that could be part of a model below ``target``; returns names that were left out, with the reason.
+
+    ``room`` says how many bytes the volume still takes; ``on_bytes`` hears of each piece and may raise to stop.
+    """
+    left_out: dict[str, str] = {}
+    try:
+        # Reading as a stream: nothing is sought for, and no index of millions of members is kept.
+        with tarfile.open(archive, mode="r|*") as tar:
+            for count, member in enumerate(tar):
+                if count >= MEMBERS_MAX:
+                    raise FetchError(f"The archive has more than {MEMBERS_MAX} members")
+                why = _extract_member(tar, member, target, room=room, on_bytes=on_bytes)
+                if why is not None:
+                    left_out[member.name[:200]] = why
+                tar.members = []  # type: ignore[attr-defined]  # the library would remember every one
+    except (tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
+        raise CorruptError(f"The archive is not a tar archive that can be read: {error}") from error
+    except OSError as error:
+        if "gzip" in str(error) or "Invalid data stream" in str(error):
+            raise CorruptError(f"The archive cannot be decompressed: {error}") from error
+        raise
+    return left_out
+
+
+def _extract_member(
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    target: Path,
+    *,
+    room: Callable[[], int],
+    on_bytes: Callable[[int], None],
+) -> str | None:
+    if member.isdir():
+        return None
+    name = member.name.removeprefix("./")
+    if not name.endswith((*_CANDIDATE_SUFFIXES, *PICKLE_SUFFIXES)):
+        return None  # the rest of an image: nobody expects it to be named
+    if not member.isreg():
+        return "it is no regular file"
+    if not is_safe(name):
+        return "its name is hidden or unsafe"
+    if name.endswith(PICKLE_SUFFIXES):
+        return "it can run code when it is read"
+    if member.size > room():
+        raise DiskFullError(
+            f"{name} of the archive has {size_text(member.size)}, and the cache volume has {size_text(room())} left: "
+            "enlarge it, or remove folders no service uses any more"
+        )
+    source = tar.extractfile(member)
+    assert source is not None, "a regular file has bytes"
+    path = target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # an upper layer's file replaces a lower one's
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        while chunk := source.read(_CHUNK_BYTES):
+            file.write(chunk)
+            on_bytes(len(chunk))
+    return None
+
+
+def choose_top(names: list[str], wanted: Wanted, source: str) -> str:
+    """The folder of an archive that holds the model: ``""`` or a name with a slash at its end."""
+    folders: dict[str, set[str]] = {}
+    for name in names:
+        folder, _, base = name.rpartition("/")
+        folders.setdefault(f"{folder}/" if folder else "", set()).add(base)
+    fitting = [folder for folder, bases in folders.items() if _is_model(bases, wanted)]
+    if len(fitting) > 1:
+        # A folder within the model's own (an example, an adapter) is not another candidate.
+        top = min(fitting, key=lambda folder: folder.count("/"))
+        if all(folder.startswith(top) for folder in fitting):
+            return top
+        raise FetchError(f"{source} holds several models ({shown(sorted(fitting))}); it must hold one")
+    if not fitting:
+        what = "safetensors beside a config.json" if wanted.weights else "a tokenizer"
+        raise FetchError(f"{source} has no folder with {what}")
+    return fitting[0]
+
+
+def _is_model(bases: set[str], wanted: Wanted) -> bool:
+    if wanted.weights and not any(base.endswith(".safetensors") for base in bases):
+        return False
+    return any(marker in bases for marker in _MARKERS)
+
+
+def settle(staged: Path, target: Path, wanted: Wanted, source: str) -> tuple[list[str], dict[str, str]]:
+    """Move the model's files from where they were extracted to the top of ``target``; returns their names and what is left out."""
+    every = sorted(path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file())
+    top = choose_top(every, wanted, source)
+    selection = select((name.removeprefix(top) for name in every if name.startswith(top)), wanted)
+    for name in selection.taken:
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (staged / f"{top}{name}").replace(path)
+    left_out = {n: why for n, why in selection.left_out.items() if PurePosixPath(n).parts[0] != TEMPLATE_FOLDER}
+    return list(selection.taken), left_out

@@ -1,0 +1,174 @@
+"""Objects under a prefix of a bucket, at any endpoint that speaks S3. ``minio`` lists them and signs the URLs their bytes come from.
+
+Where the store keeps a checksum of the whole object, it is what the bytes are held against; else the ETag, which is the md5 of an object
+that was uploaded in one piece; else only a release record can say what they should be.
+"""
+
+import os
+import re
+import ssl
+from datetime import timedelta
+from typing import Final
+from urllib.parse import urlsplit
+
+import certifi
+import httpx
+import urllib3
+from minio import Minio
+from minio.credentials.providers import (
+    AWSConfigProvider,
+    ChainedProvider,
+    EnvAWSProvider,
+    IamAwsProvider,
+    Provider,
+    StaticProvider,
+)
+from minio.error import MinioException, S3Error
+
+from pratique_contract.serving import DownloadSpec
+from pratique_server.fetch.errors import FetchError, NotFoundError
+from pratique_server.fetch.hashing import Checksum
+from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport
+from pratique_server.fetch.remote import Listing, RemoteFile, Request
+from pratique_server.fetch.secrets import Credentials
+from pratique_server.fetch.selection import Wanted, require_usable, select
+from pratique_server.fetch.uris import BucketSource
+
+DEFAULT_ENDPOINT: Final = "https://s3.amazonaws.com"
+DEFAULT_REGION: Final = "us-east-1"
+URL_LIFETIME: Final = timedelta(hours=1)
+OBJECTS_MAX: Final = 10_000
+_MD5: Final = re.compile(r"[0-9a-f]{32}")
+_STATUS: Final = re.compile(r"(?:status code|Response code:) (\d{3})")
+# Codes that come with 403 or 400 and mean that the credentials are wrong.
+_CREDENTIAL_CODES: Final = (
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+)
+
+
+class BucketRemote:
+    """Credentials: the Secret's keys, else the pod's own identity where there is one, else none."""
+
+    def __init__(
+        self,
+        source: BucketSource,
+        wanted: Wanted,
+        *,
+        download: DownloadSpec,
+        credentials: Credentials,
+        tls: ssl.SSLContext,
+    ) -> None:
+        self._source = source
+        self._wanted = wanted
+        endpoint = download.s3_endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or DEFAULT_ENDPOINT
+        parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+        self._host = parts.netloc.rpartition("@")[2]
+        if parts.path.strip("/") or not self._host or parts.scheme not in ("http", "https"):
+            raise FetchError(f"The S3 endpoint {endpoint} is not of the form https://host[:port]")
+        region = download.s3_region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        self._client = Minio(
+            self._host,
+            secure=parts.scheme == "https",
+            # Asking the store for the region needs a right of its own; only the default endpoint has more than one.
+            region=region or (None if endpoint == DEFAULT_ENDPOINT else DEFAULT_REGION),
+            credentials=_choose_provider(credentials),
+            http_client=urllib3.PoolManager(
+                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=download.stall_seconds),
+                retries=False,
+                ssl_context=tls,
+                ca_certs=certifi.where(),
+            ),
+        )
+
+    def list(self) -> Listing:
+        try:
+            found = self._list_objects()
+            selection = select(found, self._wanted)
+            if not found:
+                raise NotFoundError(f"{self._name()} holds no object: check the bucket's name and the prefix")
+            require_usable(selection, self._wanted, self._name())
+            files = tuple(self._describe(name, found[name]) for name in selection.taken)
+        except (MinioException, urllib3.exceptions.HTTPError, ValueError) as error:
+            raise self._explain(error) from error
+        return Listing(files=files, left_out=selection.left_out)
+
+    def locate(self, file: RemoteFile) -> Request:
+        try:
+            url = self._client.presigned_get_object(self._source.bucket, file.key, expires=URL_LIFETIME)
+        except (MinioException, urllib3.exceptions.HTTPError, ValueError) as error:
+            raise self._explain(error) from error
+        etag = file.version.partition(" ")[0]
+        return Request(url=url, headers={"If-Match": f'"{etag}"'} if etag else {})
+
+    def check(self, file: RemoteFile, response: httpx.Response) -> None:
+        """If-Match has made the store refuse another version."""
+
+    def _list_objects(self) -> dict[str, tuple[str, int]]:
+        """Key and size of every object, by its name below the prefix."""
+        found: dict[str, tuple[str, int]] = {}
+        for entry in self._client.list_objects(self._source.bucket, prefix=self._source.prefix, recursive=True):
+            name = (entry.object_name or "").removeprefix(self._source.prefix)
+            if name and not name.endswith("/"):
+                found[name] = (entry.object_name or "", entry.size or 0)
+            if len(found) > OBJECTS_MAX:
+                raise FetchError(f"{self._name()} holds more than {OBJECTS_MAX} objects: name the model's own prefix")
+        return found
+
+    def _describe(self, name: str, found: tuple[str, int]) -> RemoteFile:
+        key, _ = found
+        stat = self._client.stat_object(self._source.bucket, key, extra_headers={"x-amz-checksum-mode": "ENABLED"})
+        headers = {str(k).lower(): str(v) for k, v in (stat.metadata or {}).items()}
+        etag = (stat.etag or "").strip('"')
+        checksum = choose_checksum(etag, headers)
+        version = f"{etag} {checksum}" if checksum is not None else etag
+        return RemoteFile(path=name, key=key, size=stat.size, version=version, checksum=checksum)
+
+    def _name(self) -> str:
+        return f"s3://{self._source.bucket}/{self._source.prefix}"
+
+    def _explain(self, error: Exception) -> FetchError:
+        if isinstance(error, S3Error):
+            status, headers = error.response.status, dict(error.response.headers)
+            if error.code in _CREDENTIAL_CODES:
+                status = 403
+            elif error.code in ("SlowDown", "TooManyRequests", "RequestLimitExceeded"):
+                status = 429
+            lowered = {str(k).lower(): str(v) for k, v in headers.items()}
+            detail = error.code or ""
+            return explain_status(status, self._name(), host=self._host, headers=lowered, detail=detail)
+        if isinstance(error, MinioException):
+            found = _STATUS.search(str(error))
+            status = int(found[1]) if found else 0
+            return explain_status(status, self._name(), host=self._host, headers={}, detail="not an answer of S3")
+        if isinstance(error, ValueError):
+            return FetchError(f"{self._name()} cannot be read: {error}")
+        return explain_transport(error, f"https://{self._host}")
+
+
+def choose_checksum(etag: str, headers: dict[str, str]) -> Checksum | None:
+    """The strongest checksum of the whole object that the store gives."""
+    prefix = "x-amz-checksum-"
+    if headers.get(f"{prefix}type", "FULL_OBJECT") == "FULL_OBJECT":
+        for algorithm in ("sha256", "sha1", "crc32"):
+            value = headers.get(f"{prefix}{algorithm}", "")
+            if value and "-" not in value:  # "value-N" is a checksum of the checksums of N parts
+                return Checksum.of_base64(algorithm, value)
+    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256" or any("sse-c" in k for k in headers)
+    if _MD5.fullmatch(etag) and not encrypted and "x-amz-server-side-encryption-customer-algorithm" not in headers:
+        return Checksum("md5", etag)
+    return None
+
+
+def _choose_provider(credentials: Credentials) -> Provider | None:
+    if credentials.access_key_id is not None and credentials.secret_access_key is not None:
+        return StaticProvider(credentials.access_key_id, credentials.secret_access_key, credentials.session_token)
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        return EnvAWSProvider()
+    # Set by the platform's webhook when the pod's service account stands for a role.
+    if any(name in os.environ for name in ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI")):
+        return ChainedProvider([IamAwsProvider(), AWSConfigProvider()])
+    return None

@@ -1,0 +1,141 @@
+"""A model repository of the Hugging Face hub, or of a mirror that speaks its protocol.
+
+``huggingface_hub`` lists it and names the URLs; the bytes come through our own transfer (docs/decisions say why), from the same ``resolve``
+addresses. The listing carries a digest for every file: sha256 for large ones, git's blob id for small ones.
+"""
+
+import os
+import ssl
+from typing import Any, Final
+
+import httpx
+import httpx2
+from huggingface_hub import HfApi, hf_hub_url, set_client_factory
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+
+from pratique_contract.serving import DownloadSpec
+from pratique_server.fetch.errors import CorruptError, FetchError, NotFoundError, UnauthorizedError
+from pratique_server.fetch.hashing import Checksum
+from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport
+from pratique_server.fetch.remote import Listing, RemoteFile, Request
+from pratique_server.fetch.secrets import Credentials
+from pratique_server.fetch.selection import Wanted, require_usable, select
+from pratique_server.fetch.uris import HubSource
+
+DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+COMMIT_HEADER: Final = "x-repo-commit"
+# Asked by the library itself again and again, without a word and for as long as Retry-After says: we do that, and say so.
+_RETRIED_BY_LIBRARY: Final = (408, 429, 500, 502, 503, 504)
+
+
+class HubRemote:
+    """Lists at one commit: a branch is resolved to the commit it stands at first."""
+
+    def __init__(
+        self,
+        source: HubSource,
+        wanted: Wanted,
+        *,
+        download: DownloadSpec,
+        credentials: Credentials,
+        tls: ssl.SSLContext,
+    ) -> None:
+        self._source = source
+        self._wanted = wanted
+        self._token = credentials.token
+        self._endpoint = (download.hub_endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        self._api = HfApi(endpoint=self._endpoint, token=self._token or False, user_agent="pratique-fetch")
+        self._commit: str | None = source.revision if source.immutable else None
+        set_client_factory(lambda: _make_hub_client(tls, read_seconds=download.stall_seconds))
+
+    def list(self) -> Listing:
+        try:
+            if self._commit is None:
+                self._commit = self._api.model_info(self._source.repository, revision=self._source.revision).sha
+            entries = self._api.list_repo_tree(self._source.repository, revision=self._commit, recursive=True)
+            found = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+        except (HfHubHTTPError, httpx2.HTTPError, OSError, HFValidationError) as error:
+            raise self._explain(error) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FetchError(
+                f"{self._endpoint} does not answer as a hub does: {error or type(error).__name__}", transient=True
+            ) from error
+        selection = select(found, self._wanted)
+        require_usable(selection, self._wanted, self._name())
+        return Listing(
+            files=tuple(self._file(found[name]) for name in selection.taken),
+            left_out=selection.left_out,
+            revision=self._commit,
+        )
+
+    def locate(self, file: RemoteFile) -> Request:
+        url = hf_hub_url(self._source.repository, file.key, revision=self._commit, endpoint=self._endpoint)
+        return Request(url=url, headers={"Authorization": f"Bearer {self._token}"} if self._token else {})
+
+    def check(self, file: RemoteFile, response: httpx.Response) -> None:
+        answers = [*response.history, response]
+        commits = {answer.headers[COMMIT_HEADER] for answer in answers if COMMIT_HEADER in answer.headers}
+        if commits - {self._commit}:
+            raise CorruptError(
+                f"{self._endpoint} sent {file.path} of commit {', '.join(sorted(commits))}; asked for was {self._commit}"
+            )
+
+    def _file(self, entry: RepoFile) -> RemoteFile:
+        checksum = Checksum("sha256", entry.lfs.sha256) if entry.lfs is not None else Checksum("git", entry.blob_id)
+        size = entry.lfs.size if entry.lfs is not None else entry.size
+        return RemoteFile(path=entry.path, key=entry.path, size=size, version=str(checksum), checksum=checksum)
+
+    def _name(self) -> str:
+        return f"hf://{self._source.repository} at {self._commit or self._source.revision}"
+
+    def _explain(self, error: Exception) -> FetchError:
+        if isinstance(error, _HubStatusError):
+            return explain_status(error.status, self._name(), host=self._endpoint, headers=error.headers)
+        if isinstance(error, RevisionNotFoundError):
+            return NotFoundError(f"hf://{self._source.repository} has no revision {self._source.revision}")
+        if isinstance(error, GatedRepoError) and error.response.status_code != 404:
+            return UnauthorizedError(
+                f"hf://{self._source.repository} is gated: accept its terms with the account of the Secret's token"
+            )
+        if isinstance(error, RepositoryNotFoundError):
+            hint = "the token may not see it" if self._token else "or it is private and the Secret has no token"
+            return NotFoundError(f"{self._endpoint} has no repository {self._source.repository}, or {hint}")
+        if isinstance(error, HfHubHTTPError) and error.response is not None:
+            status, headers = error.response.status_code, dict(error.response.headers)
+            detail = error.server_message or ""
+            return explain_status(status, self._name(), host=self._endpoint, headers=headers, detail=detail)
+        if isinstance(error, OfflineModeIsEnabled):
+            return FetchError("HF_HUB_OFFLINE is set in the fetching container: it cannot fetch with it")
+        if isinstance(error, HFValidationError):
+            return FetchError(f"{self._name()} is not a name the hub can have: {error}")
+        return explain_transport(error, self._endpoint)
+
+
+class _HubStatusError(OSError):
+    """A status the library would have hidden behind silent retries."""
+
+    def __init__(self, status: int, headers: dict[str, str]) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+        self.headers = headers
+
+
+def _make_hub_client(tls: ssl.SSLContext, *, read_seconds: float) -> httpx2.Client:
+    def raise_at_once(response: Any) -> None:
+        if response.status_code in _RETRIED_BY_LIBRARY:
+            raise _HubStatusError(response.status_code, {k.lower(): v for k, v in response.headers.items()})
+
+    return httpx2.Client(
+        verify=tls,
+        timeout=httpx2.Timeout(CONNECT_SECONDS, read=read_seconds),
+        follow_redirects=True,
+        event_hooks={"response": [raise_at_once]},
+    )
