@@ -26,7 +26,7 @@ from pratique_server.fetch.progress import Progress
 from pratique_server.fetch.secrets import Credentials, Redactor, read_credentials
 from pratique_server.fetch.targets import Target, find_targets
 from pratique_server.gate.conclude import write_termination_message
-from pratique_server.gate.record_file import read_record
+from pratique_server.gate.record_file import find_record
 from pratique_server.management.app import ManagementApp
 from pratique_server.management.status import PodStatus
 from pratique_server.management.thread import ManagementThread
@@ -49,10 +49,10 @@ def run_document(path: Path, *, termination_log: Path = Path(TERMINATION_LOG_PAT
     except (ConfigError, FetchError) as error:
         return _end(FetchError(str(error)), Redactor(), termination_log)
     redactor = install_redactor(credentials)
-    record, problem = read_record(spec.release)
-    if problem is not None:
-        _log.warning("Fetching without a release record to compare with: %s", problem)
-    targets = find_targets(spec, record)
+    found = find_record(spec.release)
+    if found.problem is not None:
+        _log.warning("Fetching without a release record to compare with: %s", found.problem)
+    targets = find_targets(spec, found.record)
     progress, halt = Progress(), Halt()
     _stop_on_signals(halt)
     with _management_port(spec, progress):
