@@ -39,7 +39,7 @@ class ApiLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
-    """How the process watches and restarts its engine."""
+    """How the process watches its engine and what it proved, and restarts it."""
 
     poll_seconds: float = 0.25
     # Above this age of the engine's last sign of life the pod is not ready. Well over a long prefill step on a busy host.
@@ -50,6 +50,8 @@ class EngineLimits:
     restart_backoff_seconds: float = 1.0
     # A restart that held this long is forgiven.
     restart_window_seconds: float = 600.0
+    # Under TrustFirst: how often a pod without a record looks for the one that was kept.
+    recorded_poll_seconds: float = 2.0
 
 
 def load_serving_spec(path: Path) -> ServingSpec:

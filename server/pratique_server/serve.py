@@ -167,6 +167,7 @@ class ServingProcess:
             idle=idle,
             metrics=self.metrics,
             recorded_path=self._recorded_path,
+            recorded_poll_seconds=self._engine_limits.recorded_poll_seconds,
         )
 
     def stop(self, *, hurry: bool = False) -> None:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
@@ -28,13 +27,11 @@ from pratique_server.life.recording import RecordDesk
 from pratique_server.life.reverification import Reverifier, Step
 from pratique_server.metrics import Metrics
 
-RECORDED_POLL_SECONDS: Final = 2.0
-
 _log = logging.getLogger(__name__)
 
 
 class Verification:
-    """``spec`` names the API port that really listens. ``recorded_path`` and ``recorded_poll_seconds`` are parameters for tests."""
+    """``spec`` names the API port that really listens. ``recorded_path`` is a parameter for tests."""
 
     def __init__(
         self,
@@ -46,7 +43,7 @@ class Verification:
         idle: IdleTime,
         metrics: Metrics,
         recorded_path: Path = RECORDED_PATH,
-        recorded_poll_seconds: float = RECORDED_POLL_SECONDS,
+        recorded_poll_seconds: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._spec = spec
@@ -120,6 +117,8 @@ class Verification:
             _log.info("The recorded release is the one this pod made fingerprint=%s", loaded.manifest.fingerprint)
             return
         verdict = await self._prove(loaded, found, serving=True)
+        if verdict.passed and not self._holder.current().passed:
+            return  # re-verification has taken the pod out meanwhile, and this says nothing against that
         self._holder.set(verdict)
         tell_verdict(verdict)
 

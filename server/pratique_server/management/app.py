@@ -80,7 +80,11 @@ class ManagementApp:
             return
         if (scope["method"], scope["path"]) == ("POST", constants.RECORD_API_PATH):
             body = await _read_body(receive)
-            answer = self._ask_record(body) if body is not None else Answer(413, b"The record is too large\n")
+            answer = (
+                self._ask_record(body)
+                if body is not None
+                else Answer(413, b'{"message": "No record is that large"}', JSON)
+            )
         else:
             answer = self.answer(scope["method"], scope["path"])
         headers = [
@@ -132,7 +136,9 @@ class ManagementApp:
 
     def _record(self) -> Answer:
         desk = self._desk()
-        return _recorded(desk.answer()) if desk is not None else Answer(503, b"Loading: nothing is loaded yet\n")
+        return (
+            _recorded(desk.answer()) if desk is not None else Answer(503, b'{"message": "This pod is starting"}', JSON)
+        )
 
     def _ask_record(self, body: bytes) -> Answer:
         desk = self._desk()

@@ -1,0 +1,215 @@
+"""TrustFirst in the pod, and the record a pod offers: made once by itself, matched by every later one, never approved by itself."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pratique_contract.record import ReleaseRecord
+from pratique_server.engine.protocol import EngineIdentity, LoadedFile
+from pratique_server.text import Tokenizer
+from tests.support.releases import make_digest, make_record
+from tests.unit.server.life.pods import LivingEngine, Pod, pod
+from tests.unit.server.scripted import events_of, eventually
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries_are_imported(tiny_model_dir: Path) -> None:
+    Tokenizer.load(tiny_model_dir)
+
+
+class OtherWeights(LivingEngine):
+    """One byte of the weights differs; what it answers is the same."""
+
+    async def identity(self) -> EngineIdentity:
+        own = await super().identity()
+        files = [LoadedFile(path="model.safetensors", size=1, sha256=make_digest("flipped"))]
+        values = {name: getattr(own, name) for name in own.__struct_fields__}
+        return EngineIdentity(**{**values, "model_files": files})
+
+
+async def _record_of(it: Pod) -> ReleaseRecord:
+    status, body = await it.get("record")
+    assert status == 200, body
+    return ReleaseRecord.from_json(body)
+
+
+_RECORDS: dict[Path, ReleaseRecord] = {}
+
+
+async def _first_record(model: Path) -> ReleaseRecord:
+    """What a first pod records, once for all tests."""
+    if model not in _RECORDS:
+        async with pod(model) as it:
+            await it.until("readyz", 200)
+            _RECORDS[model] = await _record_of(it)
+    return _RECORDS[model]
+
+
+async def test_the_first_pod_records_itself_and_says_that_nobody_approved_it(tiny_model_dir: Path) -> None:
+    async with pod(tiny_model_dir) as it:
+        assert await it.get("record") == (
+            503,
+            json.dumps({"message": "Nothing is loaded yet: ask again when the pod has a verdict"}),
+        )
+        await it.until("readyz", 200)
+        verdict = await it.verdict()
+        assert (verdict["result"], verdict["reason"], verdict["approved"]) == ("Pass", "RecordedNotApproved", False)
+        assert [check["name"] for check in verdict["checks"]] == ["record", "engine", "answer", "own-record", "blocks"]
+        record = await _record_of(it)
+        assert record.fingerprint == verdict["fingerprint"] == verdict["expected"]
+        assert (await it.get("readyz"))[1].startswith("RecordedNotApproved: ")
+
+
+async def test_a_pod_that_changes_its_mind_records_nothing(tiny_model_dir: Path) -> None:
+    async with pod(tiny_model_dir, engine=LivingEngine(events_of("ok"), lies_after=1)) as it:
+        verdict = await it.verdict()
+        assert (verdict["result"], verdict["reason"]) == ("Fail", "OutputMismatch")
+        assert "two different answers" in verdict["message"]
+        assert (await it.get("record"))[0] == 409
+
+
+async def test_a_later_pod_must_match_the_recorded_release(tiny_model_dir: Path, tmp_path: Path) -> None:
+    recorded = tmp_path / "record.json"
+    recorded.write_text((await _first_record(tiny_model_dir)).to_json())
+    async with pod(tiny_model_dir, recorded=recorded) as it:
+        await it.until("readyz", 200)
+        verdict = await it.verdict()
+        assert (verdict["reason"], verdict["approved"]) == ("RecordedNotApproved", False)
+        assert "recorded by the first pod" in verdict["checks"][0]["message"]
+    async with pod(tiny_model_dir, recorded=recorded, engine=OtherWeights(events_of("ok"))) as it:
+        verdict = await it.verdict()
+        assert (verdict["result"], verdict["reason"], verdict["part"]) == ("Fail", "ModelMismatch", "model")
+        assert "model.files[model.safetensors].sha256" in verdict["message"]
+        assert it.engine.requests == []
+
+
+async def test_a_pod_that_recorded_itself_is_held_against_the_record_that_was_kept(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Two first pods at once: one record is kept, and the other pod may have loaded something else."""
+    kept = (await _first_record(tiny_model_dir)).to_json()
+    recorded = tmp_path / "record.json"
+    async with pod(tiny_model_dir, recorded=recorded) as it:
+        await it.until("readyz", 200)
+        recorded.write_text(kept)
+        await asyncio.sleep(0.2)
+        assert (await it.get("readyz"))[0] == 200
+    recorded.unlink()
+    async with pod(tiny_model_dir, recorded=recorded, engine=OtherWeights(events_of("ok"))) as it:
+        await it.until("readyz", 200)
+        recorded.write_text(kept)
+        await it.until("readyz", 503)
+        verdict = await it.verdict()
+        assert (verdict["result"], verdict["reason"]) == ("Fail", "ModelMismatch")
+
+
+async def test_a_record_that_appears_broken_takes_the_pod_out(tiny_model_dir: Path, tmp_path: Path) -> None:
+    recorded = tmp_path / "record.json"
+    async with pod(tiny_model_dir, recorded=recorded) as it:
+        await it.until("readyz", 200)
+        recorded.write_text("{")
+        await it.until("readyz", 503)
+        assert (await it.verdict())["reason"] == "GoldenMissing"
+
+
+async def test_a_new_engine_must_match_what_this_pod_recorded_before(tiny_model_dir: Path) -> None:
+    """Files may have changed while it ran: the new epoch is no first pod."""
+    async with pod(tiny_model_dir) as it:
+        await it.until("readyz", 200)
+        before = await _record_of(it)
+        it.engine.__class__ = OtherWeights
+        it.engine.dead.set()
+        await eventually(lambda: it.process.holder.current().reason == "ModelMismatch")
+        assert (await it.verdict())["expected"] == before.manifest.digests["model"]
+        assert (await it.get("record"))[0] == 409
+
+
+async def test_a_new_engine_goes_through_the_whole_gate_again(tiny_model_dir: Path, tmp_path: Path) -> None:
+    recorded = tmp_path / "record.json"
+    recorded.write_text((await _first_record(tiny_model_dir)).to_json())
+    async with pod(tiny_model_dir, recorded=recorded) as it:
+        await it.until("readyz", 200)
+        first = await it.verdict()
+        it.engine.lies_after = it.engine.asked_by_gate
+        it.engine.dead.set()
+        await eventually(lambda: it.process.holder.current().reason == "OutputMismatch")
+        second = await it.verdict()
+        assert [check["name"] for check in second["checks"]] == [check["name"] for check in first["checks"]]
+
+
+async def test_an_approved_pod_offers_the_record_it_was_given(tiny_model_dir: Path, tmp_path: Path) -> None:
+    given = tmp_path / "record.json"
+    given.write_text((await _first_record(tiny_model_dir)).to_json())
+    async with pod(tiny_model_dir, release={"record_path": str(given)}) as it:
+        await it.until("readyz", 200)
+        assert (await it.verdict())["reason"] == "Verified"
+        assert (await it.get("record"))[1] == given.read_text()
+
+
+async def test_a_refused_pod_makes_its_record_when_asked(tiny_model_dir: Path) -> None:
+    """What stands between a refused candidate and its approval is a record; the pod that loaded it can make one."""
+    async with pod(tiny_model_dir, release={"policy": "Enforce"}) as it:
+        assert (await it.verdict())["reason"] == "GoldenMissing"
+        assert (await it.get("record"))[0] == 409
+        status, body = await it.ask_record()
+        assert (status, body["message"]) == (202, "The record is being made: ask again with GET")
+        await it.until("record", 200)
+        assert (await _record_of(it)).fingerprint == (await it.verdict())["fingerprint"]
+
+
+async def test_making_a_record_gives_way_to_users_and_still_ends(tiny_model_dir: Path) -> None:
+    release = asyncio.Event()
+    slow: list[Any] = [*events_of("ab")[:1], release, *events_of("ab")[1:]]
+    async with pod(tiny_model_dir, script=slow) as it:
+        await it.until("readyz", 200)
+        asked = it.engine.asked_by_gate
+        user = asyncio.create_task(it.chat())
+        await eventually(lambda: it.process._live.users == 1)
+        assert (await it.ask_record())[0] == 202
+        await asyncio.sleep(0.1)
+        assert it.engine.asked_by_gate == asked
+        status, body = await it.get("record")
+        assert (status, json.loads(body)["message"][:25]) == (202, "The record is being made:")
+        release.set()
+        assert (await user).status_code == 200
+        await it.until("record", 200)
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"x" * 1_100_000, 413)])
+async def test_a_record_to_extend_that_is_none_is_refused(body: bytes, status: int, tiny_model_dir: Path) -> None:
+    async with pod(tiny_model_dir) as it:
+        await it.until("readyz", 200)
+        assert (await it.ask_record(body))[0] == status
+
+
+async def test_another_releases_record_is_not_extended(tiny_model_dir: Path) -> None:
+    async with pod(tiny_model_dir) as it:
+        await it.until("readyz", 200)
+        assert (await it.ask_record(make_record().to_json().encode()))[0] == 202
+        async with asyncio.timeout(10):
+            while (answer := await it.get("record"))[0] == 202:
+                await asyncio.sleep(0.01)
+        assert answer[0] == 409
+        assert "Another release is loaded than the recorded one: model." in json.loads(answer[1])["message"]
+
+
+@pytest.mark.parametrize(("policy", "status"), [("Unready", 503), ("Report", 200)])
+async def test_an_engine_that_begins_to_lie_is_found_while_idle(policy: str, status: int, tiny_model_dir: Path) -> None:
+    """A K/V corruption or a broken accelerator that shows only after hours (kserve#6259: healthy after it broke)."""
+    lying = LivingEngine(events_of("ok"))
+    reverify = {"interval_seconds": 0.05, "failures": 2, "on_failure": policy}
+    async with pod(tiny_model_dir, engine=lying, release={"policy": "TrustFirst", "reverify": reverify}) as it:
+        await it.until("readyz", 200)
+        await eventually(lambda: it.process.holder.current().reverification is not None)
+        assert it.process.holder.current().passed
+        lying.lies_after = lying.asked_by_gate
+        await eventually(lambda: "re-verifications in a row failed" in it.process.holder.current().message)
+        verdict = await it.verdict()
+        assert (await it.get("readyz"))[0] == status
+        assert verdict["reverification"]["reason"] == "OutputMismatch"
+        assert verdict["reverification"]["failures"] >= 2
+        assert "output token 0 is" in verdict["message"]
+        assert 'pratique_reverifications_total{result="fail"}' in (await it.get("metrics"))[1]
