@@ -139,7 +139,8 @@ def test_the_operators_keys_cannot_be_replaced_by_a_service() -> None:
 
 def test_changed_key_is_looked_at_again() -> None:
     """The operator asks for the versions of everything a spec refers to."""
-    spec = parse_spec({"model": {"uri": "file:///m"}, "release": {"recordRef": {"name": "rel"}, "signature": KEY_REF}})
+    release = {"fingerprint": RECORD.fingerprint, "recordRef": {"name": "rel"}, "signature": KEY_REF}
+    spec = parse_spec({"model": {"uri": "file:///m"}, "release": release})
     assert Reference("ConfigMap", "keys") in required_references(spec)
 
 
