@@ -113,7 +113,8 @@ def test_wrong_signature_or_key_is_a_sentence(changes: dict[str, Any], sentence:
 def test_missing_key_names_the_field_and_a_missing_record_is_still_a_missing_record() -> None:
     with pytest.raises(InvalidSpecError, match=r"signature\.configMapKeyRef: ConfigMap keys has no key other"):
         target(signature=signed(), signature_ref={"configMapKeyRef": {"name": "keys", "key": "other"}})
-    spec = parse_spec({"model": {"uri": "file:///m"}, "release": {"recordRef": {"name": "rel"}, "signature": KEY_REF}})
+    release = {"fingerprint": RECORD.fingerprint, "recordRef": {"name": "rel"}, "signature": KEY_REF}
+    spec = parse_spec({"model": {"uri": "file:///m"}, "release": release})
     found = References({Reference("ConfigMap", "keys"): {"data": {"release.pub": pem(KEY)}}})
     config = OperatorConfig(server_image="a/b:1", allow_file_sources=True)
     with pytest.raises(RecordError, match="there is no ConfigMap rel") as raised:
