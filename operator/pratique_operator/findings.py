@@ -9,7 +9,7 @@ from typing import Final
 
 from pratique_contract import PART_REASONS, Reason
 from pratique_contract.reasons import DOWNLOAD_REASONS, GATE_REASONS
-from pratique_operator.approval import find_hold, find_recording, find_trust_problem
+from pratique_operator.approval import find_doubt, find_hold, find_recording, find_trust_problem
 from pratique_operator.containers import Finding
 from pratique_operator.downloads import SILENT
 from pratique_operator.errors import InvalidSpecError, RecordError, SignatureInvalidError
@@ -44,7 +44,7 @@ def find_problem(snapshot: Snapshot) -> Finding | None:
         pod, failure = min(found, key=lambda pair: (_rank(pair[1].reason), pair[0].name))
         more = f" ({len(found)} pods fail)" if len(found) > 1 else ""
         return Finding(failure.reason, f"pod {pod.name}: {failure.message}{more}")
-    return _refused_pods(snapshot, snapshot.target.revision) or find_trust_problem(snapshot)
+    return _refused_pods(snapshot, snapshot.target.revision) or find_trust_problem(snapshot) or find_doubt(snapshot)
 
 
 def _blocked_reason(error: InvalidSpecError | RecordError) -> Reason:

@@ -21,7 +21,7 @@ from pratique_operator.revision import Target, compute_target
 from pratique_operator.rollout import RevisionState, RolloutState
 from pratique_operator.stuck import explain_stuck
 from pratique_operator.trust import Recorded, Trust, declared_of, observe_recorded, unrecorded
-from pratique_operator.types import InferenceServiceSpec, parse_spec
+from pratique_operator.types import InferenceServiceSpec, ReverifySpec, parse_spec
 
 Manifest = dict[str, Any]
 ChildKey = tuple[str, str]
@@ -117,7 +117,8 @@ def observe_service(
     deployments = _deployments_of(children)
     trusting = {name for name, deployment in deployments.items() if declared_of(deployment) is not None}
     pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
-    pods = [replace(pod, audited=pod.revision in trusting) for pod in pods]
+    reverified = spec is not None and (spec.release.reverify or ReverifySpec()).interval_seconds > 0
+    pods = [replace(pod, audited=reverified or pod.revision in trusting) for pod in pods]
     pods = explain_stuck(cluster, key.namespace, read_verdicts(key.namespace, pods), now=now)
     return Snapshot(
         key=key,

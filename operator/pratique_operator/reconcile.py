@@ -149,8 +149,9 @@ class Reconciler:
         if any(pod.creating or pod.claims_unbound for pod in snapshot.pods):
             # Nor are the complaints about a pod that does not start.
             waits.append(self._config.retry_seconds)
-        unknown = (pod for pod in snapshot.pods if pod.may_answer and pod.download is None)
-        if any(not (pod.ready and pod.verdict) for pod in unknown) or snapshot.trust.offers:
+        proving = any(pod.may_answer and not pod.ready and pod.download is None for pod in snapshot.pods)
+        to_record = rollout_state(snapshot).pods_max and any(pod.ready for pod in snapshot.pods)
+        if proving or to_record:
             # A verdict or a pod's own record changes nothing in the API server; only asking finds out.
             waits.append(self._config.verdict_poll_seconds)
         if any(pod.download is not None for pod in snapshot.pods):

@@ -1,13 +1,21 @@
-"""When a write is skipped: the observed object already holds the intent."""
+"""When a write is skipped: the observed object already holds the intent, or somebody else made it first."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pratique_operator.apply import contains
+from pratique_contract import Reason, Verdict, VerdictResult
+from pratique_operator import names
+from pratique_operator.apply import _keep_offers, contains
+from pratique_operator.cluster import Cluster
+from pratique_operator.desired.children import owner_reference
+from pratique_operator.errors import ChildConflictError, ConflictError
 from pratique_operator.schema import quantity_value
+from pratique_operator.trust import RecordAnswer
+from tests.support.releases import make_record
+from tests.unit.operator.worlds import make_deployment, make_pod, make_snapshot, make_target
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -55,3 +63,37 @@ def test_quantities_compare_by_value(written: str, stored: str) -> None:
 )
 def test_quantity_values(text: str, value: float | None) -> None:
     assert quantity_value(text) == value
+
+
+class TakenName:
+    """An API server where somebody was quicker."""
+
+    def __init__(self, existing: dict[str, Any]) -> None:
+        self.existing = existing
+
+    def create(self, kind: Any, namespace: str, body: dict[str, Any]) -> None:
+        raise ConflictError(409, "exists")
+
+    def get(self, kind: Any, namespace: str, name: str) -> dict[str, Any]:
+        return self.existing
+
+
+def test_record_that_another_operator_kept_first_is_left_alone_and_a_foreign_object_is_named() -> None:
+    answer = RecordAnswer(200, make_record().to_json())
+    verdict = Verdict(
+        result=VerdictResult.PASS, reason=Reason.VERIFIED, message="ok", fingerprint=make_record().fingerprint
+    )
+    spec = {"release": {"policy": "TrustFirst"}}
+    revision = make_target(**spec).revision
+    marks = {names.ANNOTATION_DECLARED: str(make_target(**spec).declared)}
+    snapshot = make_snapshot(
+        spec=spec,
+        deployments=(make_deployment(revision, marks=marks),),
+        pods=(make_pod(revision, ready=True, running=True, verdict=verdict),),
+        answer=answer,
+    )
+    assert snapshot.trust.offers[0].record is not None
+    ours = {"metadata": {"name": "x", "ownerReferences": [owner_reference(snapshot.owner)]}}
+    assert _keep_offers(cast("Cluster", TakenName(ours)), snapshot) == 0
+    with pytest.raises(ChildConflictError, match="ConfigMap svc-recorded-"):
+        _keep_offers(cast("Cluster", TakenName({"metadata": {"name": "x"}})), snapshot)

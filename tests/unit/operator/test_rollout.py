@@ -47,6 +47,10 @@ def test_unknown_target_leaves_everything_alone_but_the_number_of_serving_pods()
     scaled = plan(state(None, replicas=5, entry="old", revisions=revisions, traffic=frozenset({"old"})))
     assert (scaled.entry, dict(scaled.replicas), scaled.remove) == ("old", {"old": 5}, ())
     assert dict(plan(state(None, entry="gone", revisions={"other": starting()})).replicas) == {}
+    unrecorded = state(
+        None, replicas=5, entry="old", revisions=revisions, traffic=frozenset({"old"}), pods_max={"old": 2}
+    )
+    assert dict(plan(unrecorded).replicas) == {"old": 2}
 
 
 def test_candidate_starts_beside_the_stable_and_takes_no_traffic() -> None:

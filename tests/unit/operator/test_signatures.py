@@ -23,6 +23,8 @@ TEXT = RECORD.to_json() + "\n"  # the file's own text, not the canonical form th
 KEY, OTHER = ed25519.Ed25519PrivateKey.generate(), ed25519.Ed25519PrivateKey.generate()
 KEY_REF = {"configMapKeyRef": {"name": "keys", "key": "release.pub"}}
 
+RELEASE = {"fingerprint": RECORD.fingerprint, "recordRef": {"name": "rel"}, "signature": KEY_REF}
+
 
 def pem(*keys: ed25519.Ed25519PrivateKey) -> str:
     form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -113,8 +115,7 @@ def test_wrong_signature_or_key_is_a_sentence(changes: dict[str, Any], sentence:
 def test_missing_key_names_the_field_and_a_missing_record_is_still_a_missing_record() -> None:
     with pytest.raises(InvalidSpecError, match=r"signature\.configMapKeyRef: ConfigMap keys has no key other"):
         target(signature=signed(), signature_ref={"configMapKeyRef": {"name": "keys", "key": "other"}})
-    release = {"fingerprint": RECORD.fingerprint, "recordRef": {"name": "rel"}, "signature": KEY_REF}
-    spec = parse_spec({"model": {"uri": "file:///m"}, "release": release})
+    spec = parse_spec({"model": {"uri": "file:///m"}, "release": RELEASE})
     found = References({Reference("ConfigMap", "keys"): {"data": {"release.pub": pem(KEY)}}})
     config = OperatorConfig(server_image="a/b:1", allow_file_sources=True)
     with pytest.raises(RecordError, match="there is no ConfigMap rel") as raised:
@@ -140,8 +141,7 @@ def test_the_operators_keys_cannot_be_replaced_by_a_service() -> None:
 
 def test_changed_key_is_looked_at_again() -> None:
     """The operator asks for the versions of everything a spec refers to."""
-    release = {"fingerprint": RECORD.fingerprint, "recordRef": {"name": "rel"}, "signature": KEY_REF}
-    spec = parse_spec({"model": {"uri": "file:///m"}, "release": release})
+    spec = parse_spec({"model": {"uri": "file:///m"}, "release": RELEASE})
     assert Reference("ConfigMap", "keys") in required_references(spec)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult
+from pratique_contract.verdict import Reverification
 from pratique_operator.dropped import LAST_APPLIED
 from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.observe import Snapshot, rollout_state
@@ -292,3 +293,19 @@ def test_merge_patch_clears_what_is_gone() -> None:
     after = {"b": {"c": 1}, "e": [2], "f": {}}
     assert merge_patch(before, after) == {"a": None, "b": {"d": None}, "e": [2], "f": {}}
     assert merge_patch(after, after) == {}
+
+
+@pytest.mark.parametrize(("failures", "told"), [(2, False), (3, True)])
+def test_serving_pod_that_begins_to_answer_otherwise_is_told_and_goes_on(failures: int, told: bool) -> None:
+    """vllm#36960: healthy after the engine or its device went wrong."""
+    seen = Reverification(
+        result=VerdictResult.FAIL, reason=Reason.OUTPUT_MISMATCH, message="token 3 differs", failures=failures, at=NOW
+    )
+    verdict = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved", reverification=seen)
+    snapshot = serving(make_pod(REV, "p", ready=True, running=True, audited=True, verdict=verdict))
+    found = conditions(snapshot)
+    assert found["Ready"][0] == "True"
+    assert (found["FingerprintVerified"] == ("False", "OutputMismatch")) is told
+    assert (found["Degraded"] == ("True", "OutputMismatch")) is told
+    if told:
+        assert "pod p serves, but 3 re-verifications in a row failed: token 3 differs" in message(snapshot, "Degraded")
