@@ -122,6 +122,7 @@ class Peer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     timeout = 60
     owner: Peer
 

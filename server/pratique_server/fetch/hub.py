@@ -62,7 +62,7 @@ class HubRemote:
                 self._commit = self._api.model_info(self._source.repository, revision=self._source.revision).sha
             entries = self._api.list_repo_tree(self._source.repository, revision=self._commit, recursive=True)
             found = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
-        except (HfHubHTTPError, httpx2.HTTPError, OSError, HFValidationError) as error:
+        except (HfHubHTTPError, OSError, HFValidationError) as error:
             raise self._explain(error) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FetchError(
@@ -99,6 +99,8 @@ class HubRemote:
     def _explain(self, error: Exception) -> FetchError:
         if isinstance(error, _HubStatusError):
             return explain_status(error.status, self._name(), host=self._endpoint, headers=error.headers)
+        if isinstance(error, _HubTransportError):
+            return explain_transport(error.error, self._endpoint)
         if isinstance(error, RevisionNotFoundError):
             return NotFoundError(f"hf://{self._source.repository} has no revision {self._source.revision}")
         if isinstance(error, GatedRepoError) and error.response.status_code != 404:
@@ -128,14 +130,27 @@ class _HubStatusError(OSError):
         self.headers = headers
 
 
-def _make_hub_client(tls: ssl.SSLContext, *, read_seconds: float) -> httpx2.Client:
-    def raise_at_once(response: Any) -> None:
+class _HubTransportError(OSError):
+    """What went wrong below HTTP, for the same purpose."""
+
+    def __init__(self, error: httpx2.HTTPError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _OneTryClient(httpx2.Client):
+    """Raises what the library does not know, so that it does not try again by itself."""
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        try:
+            response = super().send(request, **options)
+        except httpx2.HTTPError as error:
+            raise _HubTransportError(error) from error
         if response.status_code in _RETRIED_BY_LIBRARY:
             raise _HubStatusError(response.status_code, {k.lower(): v for k, v in response.headers.items()})
+        return response
 
-    return httpx2.Client(
-        verify=tls,
-        timeout=httpx2.Timeout(CONNECT_SECONDS, read=read_seconds),
-        follow_redirects=True,
-        event_hooks={"response": [raise_at_once]},
-    )
+
+def _make_hub_client(tls: ssl.SSLContext, *, read_seconds: float) -> httpx2.Client:
+    timeout = httpx2.Timeout(CONNECT_SECONDS, read=read_seconds)
+    return _OneTryClient(verify=tls, timeout=timeout, follow_redirects=True)

@@ -234,7 +234,7 @@ class Transfer:
                 skip = self._accept(job, part, response)
                 self._write_body(job, part, response, skip)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise explain_transport(error, request.url) from error
+            raise explain_transport(error, _asked_url(error) or request.url) from error
         if part.end is None:
             part.finished = True
         elif not part.complete:
@@ -376,6 +376,14 @@ class Transfer:
         if job.descriptor >= 0:
             os.close(job.descriptor)
             job.descriptor = -1
+
+
+def _asked_url(error: Exception) -> str | None:
+    """The address that was being asked: after a redirect not the one we began with."""
+    try:
+        return str(error.request.url) if isinstance(error, httpx.RequestError) else None
+    except RuntimeError:  # httpx, when it knows of no request
+        return None
 
 
 def _write_all(descriptor: int, content: memoryview, offset: int) -> None:
