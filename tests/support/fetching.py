@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pratique_server.fetch.retry import RetryPolicy, StallRule
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.targets import Target
 from pratique_server.fetch.transfer import TransferLimits
+from tests.support.hub import Hub
 
 WEIGHTS = "model.safetensors"
 NAME = "owner/tiny"
@@ -31,6 +32,35 @@ LOADED = {
     "tokenizer.json",
 }
 QUICK_LOCK = LockTimes(beat_seconds=0.05, poll_seconds=0.02, dead_seconds=0.6)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A hub, the repository's origin, and the folder on the cache volume."""
+
+    hub: Hub
+    origin: Path
+    path: Path
+
+    @property
+    def commit(self) -> str:
+        return self.hub.repositories[NAME].commit
+
+    @property
+    def partial(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.partial")
+
+    @property
+    def weights(self) -> str:
+        """The path under which the hub's storage has the weights."""
+        return f"/cdn/{self.hub.repositories[NAME].files[WEIGHTS].sha256}"
+
+    def target(self, **changes: Any) -> Target:
+        fields: dict[str, Any] = {"uri": f"hf://{NAME}", "revision": self.commit, "path": self.path}
+        return Target(**{**fields, **changes})
+
+    def settings(self, **changes: Any) -> Settings:
+        return make_settings(DownloadSpec(hub_endpoint=self.hub.url), **changes)
 
 
 def make_repository(folder: Path, *, weight_bytes: int = 300_000, seed: int = 1) -> Path:

@@ -16,6 +16,7 @@ from tests.support.fetching import (
     LOADED,
     NAME,
     WEIGHTS,
+    Place,
     failure,
     fetch,
     make_repository,
@@ -25,7 +26,6 @@ from tests.support.fetching import (
     same_content,
 )
 from tests.support.hub import Fault, Hub
-from tests.integration.server.fetch.conftest import Place
 
 
 def test_a_cut_body_is_resumed_where_it_ended(place: Place) -> None:

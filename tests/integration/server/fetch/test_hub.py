@@ -13,6 +13,7 @@ from tests.support.fetching import (
     LOADED,
     NAME,
     WEIGHTS,
+    Place,
     failure,
     fetch,
     make_repository,
@@ -21,7 +22,6 @@ from tests.support.fetching import (
     same_content,
 )
 from tests.support.hub import Fault, Hub
-from tests.integration.server.fetch.conftest import Place
 
 TOKEN = "hf_averysecrettoken"
 

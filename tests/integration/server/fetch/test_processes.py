@@ -1,0 +1,219 @@
+"""The fetching program as a pod runs it: killed in mid-download, beside others that want the same source, asked how far it is."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pratique_contract.reasons import Reason
+from pratique_contract.serving import DownloadSpec, ModelSource, ServingSpec
+from pratique_server.fetch.store import Store
+from tests.support.fetching import LOADED, WEIGHTS, Place, names_in, same_content
+from tests.support.hub import Fault
+
+# One part of weights in about four seconds: time enough to look, and to kill.
+SLOW = 75_000
+
+
+@dataclass
+class Programs:
+    """Starts ``python -m pratique_server.fetch`` as a pod would; ends what is left at the end."""
+
+    place: Place
+    folder: Path
+    running: "list[subprocess.Popen[str]]" = field(default_factory=list)
+
+    def start(
+        self, *, port: int = 0, environment: dict[str, str] | None = None, **download: Any
+    ) -> "subprocess.Popen[str]":
+        options = {"hub_endpoint": self.place.hub.url, **download}
+        spec = ServingSpec(
+            served_model_name="tiny",
+            model=ModelSource(path=str(self.place.path), uri="hf://owner/tiny", revision=self.place.commit),
+            download=DownloadSpec(**options),
+            host="127.0.0.1",
+            management_port=port,
+        )
+        document = self.folder / f"serving-{len(self.running)}.json"
+        document.write_text(json.dumps(spec.to_json_value()), encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pratique_server.fetch", "--config", str(document)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", **(environment or {})},
+        )
+        self.running.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=10)
+
+
+@pytest.fixture
+def programs(place: Place, tmp_path: Path) -> Iterator[Programs]:
+    started = Programs(place, tmp_path)
+    yield started
+    started.end()
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def bytes_there(place: Place) -> int:
+    """Bytes of the weights whose arrival is on record."""
+    try:
+        state = json.loads((place.partial / ".state" / f"{WEIGHTS}.json").read_text())
+    except (OSError, ValueError):
+        return 0
+    return sum(part[2] for part in state["parts"])
+
+
+def lines(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.req("R134")
+def test_fetches_with_an_empty_home_and_ends_with_zero(programs: Programs) -> None:
+    process = programs.start()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert names_in(programs.place.path) == LOADED
+    assert lines(output)[-1]["message"] == "Fetched everything"
+
+
+def test_a_killed_download_goes_on_where_it_was(programs: Programs) -> None:
+    """kserve#3256: a node's restart must not begin tens of gigabytes anew."""
+    place = programs.place
+    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
+    first = programs.start()
+    wait_until(lambda: bytes_there(place) > 80_000)
+    first.send_signal(signal.SIGKILL)
+    first.wait(timeout=10)
+    assert not place.path.exists()
+    there, asked = bytes_there(place), len(place.hub.requests)
+    second = programs.start()
+    output, _ = second.communicate(timeout=30)
+    assert second.returncode == 0, output
+    resumed = [a.range for a in place.hub.requests[asked:] if a.path == place.weights]
+    assert resumed == [f"bytes={there}-299999"]
+    assert same_content(place.path, place.origin)
+
+
+def test_two_processes_share_one_download(programs: Programs) -> None:
+    """One fetches, the other waits, says so, and finds the folder complete."""
+    place = programs.place
+    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
+    first = programs.start()
+    wait_until(lambda: bytes_there(place) > 0)
+    port = free_port()
+    second = programs.start(port=port)
+    waiting = wait_until(lambda: _message(port, "Waiting for"))
+    assert "of 293" in waiting  # the other one's progress is told along
+    for process in (first, second):
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 0, output
+    assert len(place.hub.asked(place.weights)) == 1
+    assert names_in(place.path) == LOADED
+
+
+def test_of_many_at_once_one_fetches(programs: Programs) -> None:
+    started = [programs.start() for _ in range(3)]
+    for process in started:
+        output, _ = process.communicate(timeout=50)
+        assert process.returncode == 0, output
+    assert len(programs.place.hub.asked(programs.place.weights)) == 1
+
+
+def test_a_dead_holder_s_lock_is_taken_over(programs: Programs) -> None:
+    place = programs.place
+    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
+    first = programs.start()
+    wait_until(lambda: bytes_there(place) > 0)
+    second = programs.start()
+    time.sleep(1)
+    first.kill()
+    output, _ = second.communicate(timeout=30)
+    assert second.returncode == 0, output
+    assert same_content(place.path, place.origin)
+
+
+def test_the_verdict_says_how_far_it_is(programs: Programs) -> None:
+    place, port = programs.place, free_port()
+    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
+    programs.start(port=port)
+    message = wait_until(lambda: _message(port, "MB/s"))
+    assert f"Downloading hf://owner/tiny at {place.commit[:12]}" in message
+    assert httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 503
+
+
+def test_a_stop_ends_at_once_keeps_what_came_and_frees_the_lock(programs: Programs) -> None:
+    place = programs.place
+    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
+    first = programs.start()
+    wait_until(lambda: bytes_there(place) > 0)
+    stopped_at = time.monotonic()
+    first.terminate()
+    assert first.wait(timeout=10) == 128 + signal.SIGTERM
+    assert time.monotonic() - stopped_at < 3
+    assert bytes_there(place) > 0
+    newest = max(path for path in Store(place.path).lock.iterdir())
+    assert json.loads(newest.read_text())["beat"] == "released"
+
+
+def test_a_failure_ends_with_one_and_its_reason_in_the_log(programs: Programs) -> None:
+    programs.place.hub.faults.append(Fault(path="*/config.json", status=403))
+    process = programs.start()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    last = lines(output)[-1]
+    assert last["level"] == "error"
+    assert last["message"].startswith(f"Could not fetch: {Reason.DOWNLOAD_UNAUTHORIZED}: 127.0.0.1 refuses config.json")
+
+
+def test_no_secret_is_printed_whatever_fails(programs: Programs, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "token").write_text("hf_averysecrettoken\n")
+    programs.place.hub.faults.append(Fault(path="/cdn/*", cut=10))
+    process = programs.start(credentials_path=str(secret), attempts=2)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "averysecret" not in output
+    assert "very-secret" not in output  # the signature in the storage's address
+    assert Reason.DOWNLOAD_TRUNCATED in output
+
+
+def _message(port: int, part: str) -> str | None:
+    try:
+        verdict = httpx.get(f"http://127.0.0.1:{port}/verdict", timeout=2).json()
+    except httpx.HTTPError:
+        return None
+    assert (verdict["result"], verdict["reason"]) == ("Pending", "Downloading")
+    return str(verdict["message"]) if part in verdict["message"] else None
