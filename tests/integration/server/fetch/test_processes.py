@@ -98,7 +98,6 @@ def lines(output: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.req("R134")
 def test_fetches_with_an_empty_home_and_ends_with_zero(programs: Programs) -> None:
     process = programs.start()
     output, _ = process.communicate(timeout=30)
