@@ -124,9 +124,12 @@ def serving(
     api_limits: ApiLimits | None = None,
     engine_limits: EngineLimits | None = None,
     start_engine: StartEngine = start_engine,
+    **more: Any,
 ) -> Iterator[tuple[Running, ServingProcess]]:
     """Serve in a thread of this process; the test may look inside."""
-    process = ServingProcess(spec, api_limits=api_limits, engine_limits=engine_limits, start_engine=start_engine)
+    process = ServingProcess(
+        spec, api_limits=api_limits, engine_limits=engine_limits, start_engine=start_engine, **more
+    )
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(asyncio.run(process.run())), name="serving")
     thread.start()
