@@ -16,7 +16,8 @@ PARTS_MAX: Final = 64
 
 @dataclass
 class Part:
-    """Bytes ``start`` to ``end`` (exclusive; None: to the end, wherever it is), of which the first ``done`` are there."""
+    """Bytes ``start`` to ``end`` (exclusive; None: to the end, wherever it is), of which the first ``done`` are there. ``finished``
+    when whoever fetched it has let go of it."""
 
     start: int
     end: int | None
@@ -33,7 +34,7 @@ class Part:
 
     @property
     def complete(self) -> bool:
-        return self.finished or self.missing == 0
+        return self.missing == 0
 
 
 def plan_parts(size: int | None, *, part_bytes: int = PART_BYTES_MIN) -> list[Part]:
@@ -49,7 +50,7 @@ def save_parts(path: Path, *, version: str, size: int | None, parts: list[Part])
     value = {
         "version": version,
         "size": size,
-        "parts": [[part.start, part.end, part.done, part.finished] for part in parts],
+        "parts": [[part.start, part.end, part.done] for part in parts],
     }
     partial = path.with_name(f"{path.name}.new")
     partial.write_text(json.dumps(value), encoding="utf-8")
@@ -68,11 +69,11 @@ def load_parts(path: Path, *, version: str, size: int | None, data: Path) -> lis
         return None
 
 
-def _read_part(start: Any, end: Any, done: Any, finished: Any) -> Part:
+def _read_part(start: Any, end: Any, done: Any) -> Part:
     for number in (start, done, 0 if end is None else end):
         if not isinstance(number, int) or number < 0:
             raise ValueError("not a number of bytes")
-    return Part(start, end, done, finished=bool(finished))
+    return Part(start, end, done)
 
 
 def _fits(parts: list[Part], size: int | None, on_disk: int) -> bool:
@@ -82,8 +83,8 @@ def _fits(parts: list[Part], size: int | None, on_disk: int) -> bool:
         if part.start != expected or (part.done and part.position > on_disk):
             return False
         if part.end is None:
-            return part is parts[-1] and size is None
+            return len(parts) == 1 and size is None
         if not part.start <= part.position <= part.end:
             return False
         expected = part.end
-    return expected == size
+    return size is None or expected == size

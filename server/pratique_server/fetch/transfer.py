@@ -67,7 +67,6 @@ class _Job:
     parts: list[Part]
     descriptor: int = -1
     ranged: bool = False  # the other parts are queued
-    complete: bool = False  # the hash check is queued
     again: bool = False  # it was fetched once and was wrong
     saved_at: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -136,6 +135,8 @@ class Transfer:
             data.unlink(missing_ok=True)
             state.unlink(missing_ok=True)
             parts = plan_parts(file.size, part_bytes=self._limits.part_bytes)
+        for part in parts:
+            part.finished = part.complete
         return _Job(file, name, parts)
 
     def _submit(self, job: _Job) -> None:
@@ -200,20 +201,21 @@ class Transfer:
                 self._halt.wait(pause)
         os.fdatasync(job.descriptor)
         self._save(job)
-        self._finish_part(job)
+        self._finish_part(job, part)
 
     def _hold(self) -> None:
         """Wait as long as the peer wants no requests at all."""
         while (left := self._hold_until - time.monotonic()) > 0:
             self._halt.wait(left)
 
-    def _finish_part(self, job: _Job) -> None:
+    def _finish_part(self, job: _Job, part: Part) -> None:
         """Queue what is next of this file: its hash check, or another part where the parts are not queued already."""
         with job.lock:
-            missing = [part for part in job.parts if not part.complete]
-            if job.complete or (missing and job.ranged):
+            # Only now: a part whose last byte is written may still be on its way to the disk in another worker's hands.
+            part.finished = True
+            missing = [other for other in job.parts if not other.finished]
+            if missing and job.ranged:
                 return
-            job.complete = not missing
         with self._changed:
             self._tasks.append((job, missing[0] if missing else None))
             self._changed.notify()
@@ -236,7 +238,7 @@ class Transfer:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise explain_transport(error, _asked_url(error) or request.url) from error
         if part.end is None:
-            part.finished = True
+            part.end = part.position
         elif not part.complete:
             raise TruncatedError(f"{job.file.path} ended {part.missing} bytes before its end", transient=True)
 
@@ -344,7 +346,7 @@ class Transfer:
         self._store.data_file(job.name).unlink(missing_ok=True)
         self._store.state_file(job.name).unlink(missing_ok=True)
         job.parts = plan_parts(job.file.size, part_bytes=self._limits.part_bytes)
-        job.ranged = job.complete = False
+        job.ranged = False
 
     def _submit_again(self, job: _Job) -> None:
         with self._changed:

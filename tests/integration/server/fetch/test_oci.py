@@ -1,0 +1,158 @@
+"""oci:// against a registry of our own: artifacts of files, images of archives, challenges, and the chain of digests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pratique_contract.reasons import Reason
+from pratique_server.fetch.secrets import Credentials
+from pratique_server.fetch.targets import Target
+from tests.support.fetching import failure, fetch, make_settings, names_in
+from tests.support.hub import Fault
+from tests.support.registry import INDEX, Layer, Registry, file_layer, image_layer, make_tar
+
+WEIGHTS = bytes(range(256)) * 1000
+FILES = {"config.json": b'{"model_type": "tiny"}', "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+ARTIFACT = [file_layer(name, content) for name, content in FILES.items()]
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with Registry() as made:
+        yield made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "oci-1"
+
+
+def make_target(registry: Registry, digest: str, path: Path, **changes: Any) -> Target:
+    return Target(**{"uri": f"oci://{registry.host}/models/tiny@{digest}", "revision": None, "path": path, **changes})
+
+
+def content_of(path: Path) -> dict[str, bytes]:
+    return {name: (path / name).read_bytes() for name in names_in(path)}
+
+
+def test_an_artifact_s_layers_are_the_files(registry: Registry, path: Path) -> None:
+    digest = registry.push(*ARTIFACT, file_layer("README.md", b"hello"), file_layer("weights.bin", b"pickle"))
+    fetch(make_target(registry, digest, path), make_settings())
+    assert content_of(path) == FILES
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w"])
+def test_an_image_s_layers_are_unpacked_and_the_model_s_folder_is_the_top(
+    registry: Registry, path: Path, mode: str
+) -> None:
+    """Model images carry the model in /models beside the files of an operating system."""
+    base = image_layer({"etc/os-release": b"x", "etc/settings.json": b"{}"}, mode=mode)
+    model = image_layer({f"models/{name}": content for name, content in FILES.items()}, mode=mode)
+    fetch(make_target(registry, registry.push(base, model), path), make_settings())
+    assert content_of(path) == FILES
+
+
+def test_an_upper_layer_s_file_replaces_a_lower_one_s(registry: Registry, path: Path) -> None:
+    lower = image_layer({f"m/{name}": content for name, content in {**FILES, "config.json": b"{}"}.items()})
+    upper = image_layer({"m/config.json": FILES["config.json"]})
+    fetch(make_target(registry, registry.push(lower, upper), path), make_settings())
+    assert content_of(path) == FILES
+
+
+def test_a_packed_folder_is_unpacked(registry: Registry, path: Path) -> None:
+    annotations = {"org.opencontainers.image.title": "tiny", "io.deis.oras.content.unpack": "true"}
+    layer = Layer(make_tar({f"tiny/{n}": c for n, c in FILES.items()}), annotations=annotations)
+    fetch(make_target(registry, registry.push(layer), path), make_settings())
+    assert content_of(path) == FILES
+
+
+def test_a_modelpack_s_files_have_their_names(registry: Registry, path: Path) -> None:
+    layers = [
+        Layer(content, "application/vnd.cncf.model.weight.v1.raw", {"org.cncf.model.filepath": name})
+        for name, content in FILES.items()
+    ]
+    fetch(make_target(registry, registry.push(*layers), path), make_settings())
+    assert content_of(path) == FILES
+
+
+def test_an_index_leads_to_its_only_manifest(registry: Registry, path: Path) -> None:
+    manifest = registry.push(*ARTIFACT)
+    index = registry.push_manifest({"schemaVersion": 2, "mediaType": INDEX, "manifests": [{"digest": manifest}]})
+    fetch(make_target(registry, index, path), make_settings())
+    assert content_of(path) == FILES
+
+
+def test_a_bearer_token_is_asked_for_and_renewed_when_it_has_run_out(path: Path) -> None:
+    with Registry(password="pa55word", token_uses=2) as registry:
+        digest = registry.push(*ARTIFACT)
+        credentials = Credentials(username="robot", password="pa55word")
+        fetch(make_target(registry, digest, path), make_settings(credentials=credentials))
+        assert len(registry.asked("/token")) > 1
+        assert {asked.authorization for asked in registry.asked("/storage/*")} == {None}
+    assert content_of(path) == FILES
+
+
+def test_a_basic_challenge_is_answered(path: Path) -> None:
+    with Registry(password="pa55word", basic=True) as registry:
+        digest = registry.push(*ARTIFACT)
+        credentials = Credentials(username="robot", password="pa55word")
+        fetch(make_target(registry, digest, path), make_settings(credentials=credentials))
+    assert content_of(path) == FILES
+
+
+@pytest.mark.parametrize("credentials", [Credentials(), Credentials(username="robot", password="wrong-one")])
+def test_missing_or_wrong_credentials_are_unauthorized(path: Path, credentials: Credentials) -> None:
+    with Registry(password="pa55word") as registry:
+        error = failure(make_target(registry, registry.push(*ARTIFACT), path), make_settings(credentials=credentials))
+    assert error.reason is Reason.DOWNLOAD_UNAUTHORIZED
+    assert "wrong-one" not in error.message
+
+
+def test_a_digest_that_is_not_there_is_not_found(registry: Registry, path: Path) -> None:
+    error = failure(make_target(registry, f"sha256:{'0' * 64}", path), make_settings())
+    assert error.reason is Reason.DOWNLOAD_NOT_FOUND
+    assert "MANIFEST_UNKNOWN" in error.message
+
+
+def test_a_manifest_that_is_not_the_named_one_is_corrupt(registry: Registry, path: Path) -> None:
+    digest = registry.push(*ARTIFACT)
+    registry.faults.append(Fault(path="*/manifests/*", flip=5))
+    error = failure(make_target(registry, digest, path), make_settings())
+    assert error.reason is Reason.DOWNLOAD_CORRUPT
+    assert digest in error.message
+
+
+def test_a_layer_that_stays_wrong_is_corrupt(registry: Registry, path: Path) -> None:
+    digest = registry.push(*ARTIFACT)
+    registry.faults.append(Fault(path="/storage/*", flip=1))
+    assert failure(make_target(registry, digest, path), make_settings()).reason is Reason.DOWNLOAD_CORRUPT
+    assert not path.exists()
+
+
+def test_a_damaged_file_of_an_archive_is_repaired_from_it(registry: Registry, path: Path) -> None:
+    target = make_target(registry, registry.push(image_layer({f"m/{n}": c for n, c in FILES.items()})), path)
+    fetch(target, make_settings())
+    (path / "config.json").write_bytes(b"{}")
+    fetch(target, make_settings())
+    assert content_of(path) == FILES
+
+
+def test_a_tag_is_not_enough(registry: Registry, path: Path) -> None:
+    target = Target(uri=f"oci://{registry.host}/models/tiny:latest", revision=None, path=path)
+    error = failure(target, make_settings())
+    assert "named by digest" in error.message
+
+
+def test_the_newest_compression_is_refused_in_a_sentence(registry: Registry, path: Path) -> None:
+    layer = Layer(b"\x28\xb5\x2f\xfd", "application/vnd.oci.image.layer.v1.tar+zstd")
+    error = failure(make_target(registry, registry.push(layer), path), make_settings())
+    assert "zstd" in error.message
+
+
+@pytest.mark.parametrize("name", ["../evil.json", "/etc/evil.json", "a\nb.json", "config.json/../../evil.json"])
+def test_a_layer_whose_name_leads_out_of_the_folder_is_left_out(registry: Registry, path: Path, name: str) -> None:
+    fetch(make_target(registry, registry.push(*ARTIFACT, file_layer(name, b"{}")), path), make_settings())
+    assert content_of(path) == FILES
+    assert not list(path.parent.parent.rglob("evil*"))
