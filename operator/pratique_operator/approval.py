@@ -21,7 +21,6 @@ from pratique_operator.status_types import (
     UncoveredStatus,
 )
 from pratique_operator.trust import Recorded, find_stranger
-from pratique_operator.types import ReverifySpec
 
 MESSAGE_CHARS_MAX: Final = 500
 _REFUSED: Final = GATE_REASONS | {Reason.RECORD_MISSING, Reason.SIGNATURE_INVALID}
@@ -48,23 +47,6 @@ def find_trust_problem(snapshot: Snapshot) -> Finding | None:
     if recorded is None or recorded.record is not None or (offer is not None and offer.record is not None):
         return None
     return Finding(Reason.RECORD_MISSING, f"{recorded.problem}; no pod is added until a running one gives it again")
-
-
-def find_doubt(snapshot: Snapshot) -> Finding | None:
-    """A pod that serves and has begun to answer its golden cases otherwise, often enough to count. Under ``Unready`` it takes itself
-    out; under ``Report`` this is where it is told."""
-    spec = snapshot.spec
-    if spec is None:
-        return None
-    limit = (spec.release.reverify or ReverifySpec()).failures
-    target = None if snapshot.target is None else snapshot.target.revision
-    for pod in snapshot.pods:
-        seen = pod.verdict.reverification if pod.ready and pod.verdict is not None else None
-        if seen is None or seen.failures < limit or pod.revision not in (snapshot.entry, target):
-            continue
-        text = f"pod {pod.name} serves, but {seen.failures} re-verifications in a row failed: {seen.message}"
-        return Finding(seen.reason, text)
-    return None
 
 
 def find_recording(snapshot: Snapshot) -> Finding | None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from pratique_contract import PART_REASONS, Reason
 from pratique_contract.reasons import DOWNLOAD_REASONS, GATE_REASONS
-from pratique_operator.approval import find_doubt, find_hold, find_recording, find_trust_problem
+from pratique_operator.approval import find_hold, find_recording, find_trust_problem
 from pratique_operator.containers import Finding
 from pratique_operator.downloads import SILENT
 from pratique_operator.errors import InvalidSpecError, RecordError, SignatureInvalidError
@@ -38,13 +38,21 @@ def find_problem(snapshot: Snapshot) -> Finding | None:
     held = find_hold(snapshot)
     if held is not None:
         return held
-    failing = [(pod, pod.failure) for pod in find_failing(snapshot) if pod.revision == snapshot.target.revision]
+    failing = [(pod, pod.failure) for pod in _find_telling(snapshot, snapshot.target.revision)]
     found = [(pod, failure) for pod, failure in failing if failure is not None]
     if found:
         pod, failure = min(found, key=lambda pair: (_rank(pair[1].reason), pair[0].name))
         more = f" ({len(found)} pods fail)" if len(found) > 1 else ""
-        return Finding(failure.reason, f"pod {pod.name}: {failure.message}{more}")
-    return _refused_pods(snapshot, snapshot.target.revision) or find_trust_problem(snapshot) or find_doubt(snapshot)
+        still = "; it goes on serving" if pod.ready else ""
+        return Finding(failure.reason, f"pod {pod.name}: {failure.message}{still}{more}")
+    return _refused_pods(snapshot, snapshot.target.revision) or find_trust_problem(snapshot)
+
+
+def _find_telling(snapshot: Snapshot, target: str) -> list[PodFacts]:
+    """The target's broken pods; without any, those that serve meanwhile and have begun to answer otherwise."""
+    broken = find_failing(snapshot)
+    own = [pod for pod in broken if pod.revision == target]
+    return own or [pod for pod in broken if pod.ready and pod.revision == snapshot.entry]
 
 
 def _blocked_reason(error: InvalidSpecError | RecordError) -> Reason:

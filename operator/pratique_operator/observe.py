@@ -117,8 +117,8 @@ def observe_service(
     deployments = _deployments_of(children)
     trusting = {name for name, deployment in deployments.items() if declared_of(deployment) is not None}
     pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
-    reverified = spec is not None and (spec.release.reverify or ReverifySpec()).interval_seconds > 0
-    pods = [replace(pod, audited=reverified or pod.revision in trusting) for pod in pods]
+    failures_max = _failures_max(spec)
+    pods = [replace(pod, audited=pod.revision in trusting, failures_max=failures_max) for pod in pods]
     pods = explain_stuck(cluster, key.namespace, read_verdicts(key.namespace, pods), now=now)
     return Snapshot(
         key=key,
@@ -190,6 +190,11 @@ def _observe_target(
 
 def _observe_reference(cluster: Cluster, key: Key, reference: Reference) -> Manifest | None:
     return cluster.get(kinds.BY_NAME[reference.kind], key.namespace, reference.name)
+
+
+def _failures_max(spec: InferenceServiceSpec | None) -> int:
+    chosen = None if spec is None else spec.release.reverify
+    return (chosen or ReverifySpec()).failures
 
 
 def _observe_endpoints(cluster: Cluster, key: Key, pods: list[PodFacts]) -> dict[str, int] | None:

@@ -23,8 +23,9 @@ class PodFacts:
 
     ``fetching``: its first container runs; ``fetched_at``: when that succeeded. ``creating``: on a node since ``creating_since``, the
     next container not started yet; ``hint`` is then what the kubelet last complained about. ``ended``: it will never run again.
-    ``claims_unbound``: no node yet, maybe because one of its ``claims`` has no volume. ``audited``: it is asked for its verdict although
-    it is ready: it may have begun to doubt itself, and under TrustFirst readiness does not say which release it is."""
+    ``claims_unbound``: no node yet, maybe because one of its ``claims`` has no volume. ``audited``: its verdict must be fresh although
+    it is ready, because under TrustFirst readiness alone does not say which release it is. ``failures_max``: so many re-verifications in
+    a row must have failed until that counts."""
 
     name: str
     revision: str
@@ -45,17 +46,32 @@ class PodFacts:
     verdict: Verdict | None = None
     hint: str | None = None
     audited: bool = False
+    failures_max: int = 3
 
     @property
     def may_answer(self) -> bool:
         """Whether asking it for its verdict makes sense: while it fetches, the verdict says how far it is."""
-        alive = (self.running or self.fetching) and not self.terminating
-        return alive and (self.audited or not self.ready) and self.address is not None
+        return (self.running or self.fetching) and not self.terminating and self.address is not None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a rollout waits for its answer; a ready pod's can only tell of a later change."""
+        return self.may_answer and (self.audited or not self.ready)
 
     @property
     def verified(self) -> bool:
-        """Readiness is only reached with a passing verdict, so a ready pod is verified without being asked."""
-        return self.ready or (self.verdict is not None and self.verdict.passed)
+        """Readiness is only reached with a passing verdict, so a ready pod is verified until it says otherwise."""
+        if self.verdict is None or self.verdict.result is VerdictResult.PENDING:
+            return self.ready
+        return self.verdict.passed and self._drift is None
+
+    @property
+    def _drift(self) -> Finding | None:
+        """What re-verification found since the pod passed, once that counts."""
+        seen = None if self.verdict is None else self.verdict.reverification
+        if seen is None or seen.result is not VerdictResult.FAIL or seen.failures < self.failures_max:
+            return None
+        return Finding(seen.reason, f"{seen.failures} re-verifications in a row failed: {seen.message}")
 
     @property
     def download(self) -> str | None:
@@ -71,6 +87,8 @@ class PodFacts:
             return None
         if self.verdict is not None and self.verdict.result is VerdictResult.FAIL:
             return Finding(self.verdict.reason, self.verdict.message)
+        if self._drift is not None:
+            return self._drift
         if self.finding is not None and self.finding.reason is not Reason.WAITING_FOR_CAPACITY:
             return self.finding
         return None

@@ -1,9 +1,13 @@
-"""Asks running pods for their verdict: those that are not ready, and those under audit. A pod that does not answer is unknown, not
-failed: its facts stay without a verdict. Bounded concurrency, a timeout for each, and never more than ``PODS_MAX`` pods in one pass.
+"""Asks running pods for their verdict. A pod that does not answer is unknown, not failed: its facts stay without a verdict. Bounded
+concurrency, a timeout for each.
+
+A pod that a rollout waits for is asked in every pass, at most ``PODS_MAX`` of them. A ready pod is asked now and then, because
+re-verification may have found something since; in between, and while it is silent, its last answer stands.
 """
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +24,9 @@ from pratique_operator.pods import PodFacts
 LOG = logging.getLogger(__name__)
 
 PODS_MAX: Final = 32
+READY_PODS_MAX: Final = 512
+READY_SECONDS: Final = 60.0
+KEPT_MAX: Final = 20_000
 BODY_BYTES_MAX: Final = 1024 * 1024
 
 ReadVerdict = Callable[[str, PodFacts], str]
@@ -28,18 +35,48 @@ ReadVerdict = Callable[[str, PodFacts], str]
 class VerdictReader:
     """Reads verdicts for one pass; safe to use from several threads."""
 
-    def __init__(self, read: ReadVerdict, *, workers: int) -> None:
+    def __init__(
+        self,
+        read: ReadVerdict,
+        *,
+        workers: int,
+        ready_seconds: float = READY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._read = read
+        self._ready_seconds = ready_seconds
+        self._clock = clock
+        self._kept: dict[str, tuple[float, Verdict | None]] = {}
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="verdict")
 
     def __call__(self, namespace: str, pods: list[PodFacts]) -> list[PodFacts]:
         """The same pods, those that answered with their verdict."""
-        # Those that are not ready first: what they say is news, of the others it seldom is.
-        asked = sorted((pod for pod in pods if pod.may_answer), key=lambda pod: pod.ready)[:PODS_MAX]
+        now = self._clock()
+        urgent = [pod for pod in pods if pod.is_urgent][:PODS_MAX]
+        ready = [pod for pod in pods if pod.may_answer and not pod.is_urgent]
+        asked = [*urgent, *[pod for pod in ready if self._is_due(pod, now)][:READY_PODS_MAX]]
         answers = dict(
             zip((pod.name for pod in asked), self._pool.map(lambda p: self._ask(namespace, p), asked), strict=True)
         )
+        for pod in asked:
+            self._keep(pod, answers[pod.name], now)
+        answers |= {pod.name: self._last(pod) for pod in ready}
         return [replace(pod, verdict=answers.get(pod.name)) for pod in pods]
+
+    def _is_due(self, pod: PodFacts, now: float) -> bool:
+        kept = self._kept.get(pod.uid)
+        return kept is None or now - kept[0] >= self._ready_seconds
+
+    def _keep(self, pod: PodFacts, verdict: Verdict | None, now: float) -> None:
+        """Silence is kept too, or a pod that cannot be reached would cost its timeout in every pass."""
+        while len(self._kept) >= KEPT_MAX:
+            self._kept.pop(next(iter(self._kept)), None)
+        last = verdict if verdict is not None or not pod.ready else self._last(pod)
+        self._kept.pop(pod.uid, None)
+        self._kept[pod.uid] = (now, last)
+
+    def _last(self, pod: PodFacts) -> Verdict | None:
+        return self._kept.get(pod.uid, (0.0, None))[1]
 
     def _ask(self, namespace: str, pod: PodFacts) -> Verdict | None:
         try:

@@ -141,7 +141,7 @@ class Operator:
         api = client.ApiClient(settings)
         direct = ApiCluster(api, timeout_seconds=10)
         cluster = RecordingCluster(direct, self.recording)
-        reader = VerdictReader(self._read, workers=2)
+        reader = VerdictReader(self._read, workers=2, ready_seconds=0.3)
         started = threading.Event()
 
         async def main() -> None:

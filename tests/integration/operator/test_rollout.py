@@ -1,16 +1,19 @@
 """Rollouts on a real API server: what exists, what serves and what the status says at every turn."""
 
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
+from pratique_contract.verdict import Reverification
 from pratique_operator import kinds, stuck
 from tests.integration.operator.conftest import World, eventually
 from tests.integration.operator.kubelet import Outcome, timestamp
 
 pytestmark = pytest.mark.integration
+
+SOME_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def downloading(message: str) -> Verdict:
@@ -98,8 +101,9 @@ def test_wrong_candidate_leaves_the_stable_serving_and_says_which_part(world: Wo
     world.kubelet.outcomes[world.namespace] = lambda pod: (
         "ready" if pod["metadata"]["labels"][constants.LABEL_REVISION] == stable else "running"
     )
-    world.operator.verdicts["*"] = fail(Reason.TOKENIZER_MISMATCH, "tokenizer.files[tokenizer.json]: other bytes")
     world.create(tokenizer={"uri": "file:///models/other"})
+    wrong = fail(Reason.TOKENIZER_MISMATCH, "tokenizer.files[tokenizer.json]: other bytes")
+    world.operator.verdicts[world.target()] = wrong
     ready = world.wait_reason("TokenizerMismatch")
     assert ready["status"] == "False"
     assert "tokenizer.files[tokenizer.json]: other bytes" in ready["message"]
@@ -111,6 +115,29 @@ def test_wrong_candidate_leaves_the_stable_serving_and_says_which_part(world: Wo
     assert world.entry() == stable
     (verdict,) = world.status()["verdicts"]
     assert (verdict["result"], verdict["reason"], verdict["revision"]) == ("Fail", "TokenizerMismatch", world.target())
+
+
+def test_failed_re_verification_of_a_serving_pod_is_told_and_stops_nothing(world: World) -> None:
+    """kserve#6259: green for ever after the accelerator broke."""
+    world.create()
+    world.wait_ready()
+    seen = Reverification(
+        result=VerdictResult.FAIL,
+        reason=Reason.OUTPUT_MISMATCH,
+        message="case 1: other token",
+        failures=3,
+        at=SOME_TIME,
+    )
+    passed = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved", reverification=seen)
+    world.operator.verdicts["*"] = passed
+    degraded = world.wait_reason("OutputMismatch", kind="Degraded")
+    assert "3 re-verifications in a row failed: case 1: other token; it goes on serving" in degraded["message"]
+    assert world.condition("FingerprintVerified")["status"] == "False"
+    assert (world.condition("Ready")["status"], world.condition("Available")["status"]) == ("True", "True")
+    before = world.settle()
+    assert world.versions() == before
+    world.operator.verdicts["*"] = passed.model_copy(update={"reverification": None})
+    world.wait_reason("Reconciled", kind="Degraded")
 
 
 def test_newer_spec_replaces_a_broken_candidate_and_going_back_removes_it(world: World) -> None:

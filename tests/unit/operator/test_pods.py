@@ -1,11 +1,14 @@
 """What a pod's own object says, as the kubelet and the scheduler write it."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
+from pratique_contract.verdict import Reverification
+from pratique_operator.containers import Finding
 from pratique_operator.pods import PodFacts, observe_pod
 from tests.unit.operator.worlds import NOW
 
@@ -40,14 +43,33 @@ def found(**container: Any) -> tuple[str, str] | None:
     return None if finding is None else (finding.reason, finding.message)
 
 
-def test_ready_pod_is_verified_and_not_asked() -> None:
+def test_ready_pod_is_verified_and_nothing_waits_for_its_answer() -> None:
     facts = observe(pod(ready=True, state={"running": {}}))
-    assert (facts.ready, facts.verified, facts.may_answer, facts.failure) == (True, True, False, None)
+    assert (facts.ready, facts.verified, facts.failure) == (True, True, None)
+    assert (facts.may_answer, facts.is_urgent) == (True, False)
 
 
-def test_running_pod_that_is_not_ready_may_be_asked() -> None:
+def test_running_pod_that_is_not_ready_is_asked_urgently() -> None:
     facts = observe(pod(state={"running": {}}))
-    assert (facts.revision, facts.address, facts.may_answer, facts.verified) == ("rev", "10.0.0.1", True, False)
+    assert (facts.revision, facts.address, facts.is_urgent, facts.verified) == ("rev", "10.0.0.1", True, False)
+
+
+def reverified(failures: int, result: VerdictResult = VerdictResult.FAIL) -> PodFacts:
+    seen = Reverification(
+        result=result, reason=Reason.OUTPUT_MISMATCH, message="case 1: other token", failures=failures, at=NOW
+    )
+    verdict = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved", reverification=seen)
+    return PodFacts(name="p", revision="r", ready=True, running=True, verdict=verdict)
+
+
+def test_ready_pod_that_fails_its_re_verification_often_enough_is_a_failure_that_serves() -> None:
+    for passing in (reverified(2), reverified(0, VerdictResult.PASS)):
+        assert (passing.verified, passing.failure) == (True, None)
+    failing = reverified(3)
+    sentence = "3 re-verifications in a row failed: case 1: other token"
+    assert (failing.ready, failing.verified) == (True, False)
+    assert failing.failure == Finding(Reason.OUTPUT_MISMATCH, sentence)
+    assert replace(failing, failures_max=4).failure is None
 
 
 def test_terminating_pod_is_neither_ready_nor_failed() -> None:

@@ -308,4 +308,6 @@ def test_serving_pod_that_begins_to_answer_otherwise_is_told_and_goes_on(failure
     assert (found["FingerprintVerified"] == ("False", "OutputMismatch")) is told
     assert (found["Degraded"] == ("True", "OutputMismatch")) is told
     if told:
-        assert "pod p serves, but 3 re-verifications in a row failed: token 3 differs" in message(snapshot, "Degraded")
+        sentence = "pod p: 3 re-verifications in a row failed: token 3 differs; it goes on serving"
+        assert message(snapshot, "Degraded") == sentence
+        assert [verdict["pod"] for verdict in status_of(snapshot)["verdicts"]] == ["p"]

@@ -95,14 +95,14 @@ def test_pod_that_refuses_the_connection_is_unknown() -> None:
     assert (pod.verdict, pod.failure) == (None, None)
 
 
-def test_only_running_pods_that_are_not_ready_are_asked_and_never_too_many() -> None:
+def test_only_running_pods_are_asked_and_of_those_that_are_not_ready_never_too_many() -> None:
     seen: list[str] = []
 
     def tell(_namespace: str, pod: PodFacts) -> str:
         seen.append(pod.name)
         return VERDICT.model_dump_json(by_alias=True)
 
-    pods = [asked("ready", ready=True), asked("gone", terminating=True), asked("no-address", address=None)]
+    pods = [asked("gone", terminating=True), asked("no-address", address=None)]
     pods += [asked(f"p{n:03}") for n in range(PODS_MAX + 5)]
     reader = VerdictReader(tell, workers=2)
     result = reader("ns", pods)
@@ -145,3 +145,25 @@ def test_record_through_the_api_server_says_the_same(outcome: str | Exception, a
             return outcome
 
     assert records.read_through(Proxy(), timeout_seconds=1.0)("ns", asked()) == answer
+
+
+def test_ready_pod_is_asked_now_and_then_and_its_last_answer_stands_in_between() -> None:
+    """Re-verification may find something long after a pod was ready; a pod that cannot be reached must not cost every pass its timeout."""
+    now, silent, seen = 0.0, False, 0
+
+    def tell(_namespace: str, pod: PodFacts) -> str:
+        nonlocal seen
+        seen += 1
+        if silent:
+            raise UnavailableError("no answer")
+        return VERDICT.model_dump_json(by_alias=True)
+
+    reader = VerdictReader(tell, workers=1, ready_seconds=60, clock=lambda: now)
+    ready = [asked("ready", uid="u", ready=True)]
+    for at, quiet, asked_so_far in ((0, False, 1), (59, False, 1), (60, True, 2), (61, True, 2), (120, False, 3)):
+        now, silent = at, quiet
+        (pod,) = reader("ns", ready)
+        assert (pod.verdict, seen) == (VERDICT, asked_so_far)
+    (unready,) = reader("ns", [asked("ready", uid="u")])
+    reader.close()
+    assert (unready.verdict, seen) == (VERDICT, 4)
