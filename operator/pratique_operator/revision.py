@@ -82,7 +82,8 @@ def compute_target(
         chat_template=inline_chat_template(spec, references),
         record=record,
     )
-    record_text = "" if record is None else record.to_json()
+    # A review is for the operator: added to a record that is in use, it restarts no pod.
+    record_text = "" if record is None else record.model_copy(update={"review": None}).to_json()
     unnamed = Target("", template, {}, serving.release.fingerprint, spec.model.revision)
     if trust is None:
         unnamed = replace(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pratique_contract import ServingSpec, constants
+from pratique_contract.review import Review
 from pratique_contract.serving import AdapterSource, DownloadSpec, ModelSource, ReverifySpec, TokenizerSource
 from pratique_contract.sources import cache_folder
 from pratique_operator.config import OperatorConfig
@@ -207,6 +208,19 @@ def test_record_is_handed_to_the_pod_with_its_fingerprint() -> None:
     assert built.config_data[constants.RECORD_FILE] == record.to_json()
     assert built.fingerprint == serving.release.fingerprint == record.fingerprint
     assert serving.release.record_path == constants.RECORD_PATH
+
+
+def test_review_added_to_a_record_in_use_restarts_no_pod() -> None:
+    record = make_record()
+    review = Review(reference="sha256:" + "0" * 64, candidate=record.fingerprint)
+    reviewed = make_record(review=review)
+    release = {"fingerprint": record.fingerprint, "recordRef": {"name": "rel"}}
+
+    def of(text: str) -> Target:
+        return target(References({Reference("ConfigMap", "rel"): {"data": {"record.json": text}}}), release=release)
+
+    assert of(reviewed.to_json()).revision == of(record.to_json()).revision
+    assert of(reviewed.to_json()).record == reviewed
 
 
 @pytest.mark.parametrize(
