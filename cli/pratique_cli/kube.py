@@ -101,6 +101,36 @@ class Cluster:
                     return str(endpoint.target_ref.name), int(port)
         raise CliError(f"No verified pod serves {namespace}/{name} now; pratique status {name} -n {namespace} says why")
 
+    def any_pod(self, name: str, namespace: str) -> str:
+        """A pod of the service that runs: a verified one before one that is refused."""
+        api = self._client.CoreV1Api()
+        pods = self._call(
+            f"The pods of {namespace}/{name}",
+            lambda: api.list_namespaced_pod(
+                namespace, label_selector=f"{constants.LABEL_SERVICE}={name}", _request_timeout=REQUEST_SECONDS_MAX
+            ),
+        ).items
+        running = [pod for pod in pods if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None]
+        if not running:
+            raise CliError(f"No pod of {namespace}/{name} runs; pratique status {name} -n {namespace} says why")
+        return str(min(running, key=lambda pod: (not _is_ready(pod), pod.metadata.name)).metadata.name)
+
+    def request_pod(
+        self, pod: str, port: int, namespace: str, method: str, path: str, body: bytes
+    ) -> tuple[int, bytes]:
+        """One HTTP request to a pod's port through the API server's proxy: status and body, whatever the status."""
+        client = self._client.ApiClient()
+        token = client.configuration.auth_settings().get("BearerToken")
+        headers = {"Content-Type": "application/json", **({"Authorization": str(token["value"])} if token else {})}
+        url = f"{client.configuration.host}/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}"
+        response = self._call(
+            f"Pod {namespace}/{pod}",
+            lambda: client.rest_client.pool_manager.request(
+                method, url, body=body or None, headers=headers, timeout=REQUEST_SECONDS_MAX, retries=False
+            ),
+        )
+        return int(response.status), bytes(response.data)
+
     def connect(self, pod: str, port: int, namespace: str) -> socket.socket:
         """A connection to a port of a pod, forwarded by the API server. Closing the socket ends it."""
         from kubernetes.stream import portforward
@@ -133,6 +163,10 @@ class Cluster:
             raise CliError(f"{what} cannot be had: {status}{reason}") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise CliError(f"The cluster does not answer: {_first_line(error)}") from error
+
+
+def _is_ready(pod: Any) -> bool:
+    return any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions or [])
 
 
 def _first_line(error: Exception) -> str:

@@ -9,6 +9,7 @@ from pratique_cli.errors import CliError, missing_extra
 _ACTIONS: Final[dict[str, tuple[str, str]]] = {
     "build": ("pratique_server.release.offline", "build_release"),
     "record": ("pratique_server.release.offline", "record_release"),
+    "extend": ("pratique_server.release.offline", "extend_record"),
     "verify": ("pratique_server.gate.offline", "verify_release"),
     "review": ("pratique_server.review.run", "run_tests"),
 }

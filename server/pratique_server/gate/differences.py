@@ -1,5 +1,6 @@
 """Say where two texts or two lists of ids part, so that a person can see it. Pure."""
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -23,7 +24,9 @@ def show_text(text: str, index: int) -> str:
 
 
 def _visible(text: str) -> str:
-    return "".join(c if c.isprintable() and c != "\\" else repr(c)[1:-1] for c in text)
+    """Runs of spaces show as ␣: tables and terminals would fold them, and they are what a template loses most easily."""
+    escaped = "".join(c if c.isprintable() and c != "\\" else repr(c)[1:-1] for c in text)
+    return re.sub(" {2,}", lambda run: "␣" * len(run[0]), escaped)
 
 
 def describe_text_difference(expected: str, observed: str, index: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from pratique_contract.compare import PartDifference, compare_manifests
+from pratique_contract.compare import PartDifference, compare_manifests, shorten
 from pratique_contract.golden import GoldenCase, GoldenOutput, find_gaps
 from pratique_contract.manifest import ReleaseManifest, RuntimeSection
 from pratique_contract.record import ReleaseRecord
@@ -112,7 +112,7 @@ def require_same_release(recorded: ReleaseManifest, loaded: ReleaseManifest) -> 
     """What may differ and does (engine, dtype); raises ``RecordingError`` naming everything that may not."""
     differences = compare_manifests(recorded, loaded)
     wrong = [
-        f"{part.part}.{field.path} ({field.expected} is recorded, {field.observed} is loaded)"
+        f"{part.part}.{field.path} ({shorten(field.expected)} is recorded, {shorten(field.observed)} is loaded)"
         for part in differences
         for field in part.fields
         if not f"{part.part}.{field.path}".startswith(_MAY_DIFFER)

@@ -23,11 +23,11 @@ from pratique_cli.commands.release.output import (
 )
 from pratique_cli.errors import EXIT_NO, EXIT_USAGE, CliError
 from pratique_cli.offline import run_offline
+from pratique_cli.pod_records import ManagementPort, at_url, obtain_record
 from pratique_cli.printing import Format, emit, note
 
 if TYPE_CHECKING:
     from pratique_contract.record import ReleaseRecord
-    from pratique_contract.serving import ServingSpec
     from pratique_contract.verdict import Verdict
 
 
@@ -53,19 +53,34 @@ def record(
     key: Annotated[
         Path | None, typer.Option("--key", help="Sign with this private key: into the ConfigMap, or to OUTPUT.sig.")
     ] = None,
+    add_output: Annotated[
+        Path | None,
+        typer.Option(
+            "--add-output", help="Add what this device answers to an approved record, and change nothing else."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Let a running pod record: its management port (http://127.0.0.1:8001).")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="With --service NAME. Default: the context's.")
+    ] = None,
+    pod: Annotated[str | None, typer.Option("--pod", help="With --service NAME: this pod, not any.")] = None,
+    context: Annotated[str | None, typer.Option("--context", help="With --service NAME: kubeconfig context.")] = None,
 ) -> None:
-    """Load a release, render the fixtures, search for clear golden cases, and write the record."""
-    from pratique_cli.records import RecordText
+    """Load a release, render the fixtures, search for clear golden cases, and write the record. Or let a running pod do that with
+    its own engine: --service NAME -n NAMESPACE, or --url."""
+    from pratique_cli.records import RecordText, read_record
 
-    spec = release.spec()
-    if form is RecordFormat.CONFIGMAP and name is None:
-        name = _default_name(release, spec)
     if key is not None and form is RecordFormat.JSON and output is None:
         raise CliError(
             "--key needs --output FILE (the signature goes beside it) or --format configmap", code=EXIT_USAGE
         )
-    note(f"Loading {spec.model.path} and searching for golden cases (about a minute for a small model)")
-    made: ReleaseRecord = run_offline("record", spec)
+    base = None if add_output is None else read_record(add_output)
+    port = _running_pod(release, url=url, namespace=namespace, pod=pod, context=context)
+    if form is RecordFormat.CONFIGMAP and name is None:
+        name = _default_name(release)
+    made = _record_here(release, base) if port is None else obtain_record(port, base=base, tell=note)
     text = RecordText.of(made, name=name)
     if key is not None:
         from pratique_cli.signatures import read_private_key, sign_text
@@ -74,21 +89,81 @@ def record(
     write(format_record(text, form, immutable=immutable), output)
     if text.signature is not None and form is RecordFormat.JSON and output is not None:
         write(text.signature, signature_path(output))
-    note(
-        f"Recorded release {made.fingerprint}: {len(made.golden.fixtures)} fixtures, {len(made.golden.cases)} golden cases"
-    )
+    note(_say_recorded(made, base))
 
 
-def _default_name(release: ReleaseOptions, spec: "ServingSpec") -> str:
+def _running_pod(
+    release: ReleaseOptions, *, url: str | None, namespace: str | None, pod: str | None, context: str | None
+) -> ManagementPort | None:
+    """The pod that shall record, or None when this machine does. ``--service`` without files to load names a running service."""
+    folder = release.config or release.model
+    if url is not None:
+        if release.given or namespace or pod or context:
+            raise CliError(
+                "--url names the pod; options that say what to load or where to look do not go with it", code=EXIT_USAGE
+            )
+        return at_url(url)
+    if release.service is None or folder is not None:
+        if namespace or pod or context:
+            raise CliError("--namespace, --pod and --context go with --service NAME", code=EXIT_USAGE)
+        return None
+    if release.service.is_file():
+        raise CliError(
+            f"{release.service} is a file: say with --model DIR which files the release is of", code=EXIT_USAGE
+        )
+    from pratique_cli.kube import Cluster
+    from pratique_contract.constants import MANAGEMENT_PORT
+
+    cluster = Cluster(context=context)
+    where = namespace or cluster.namespace
+    chosen = pod or cluster.any_pod(str(release.service), where)
+    note(f"Asking pod {where}/{chosen}")
+    return lambda method, path, body: cluster.request_pod(chosen, MANAGEMENT_PORT, where, method, path, body)
+
+
+def _record_here(release: ReleaseOptions, base: "ReleaseRecord | None") -> "ReleaseRecord":
+    spec = release.spec()
+    if base is None:
+        note(f"Loading {spec.model.path} and searching for golden cases (about a minute for a small model)")
+        made: ReleaseRecord = run_offline("record", spec)
+        return made
+    note(f"Loading {spec.model.path} and running the golden cases of release {base.fingerprint}")
+    extended: ReleaseRecord
+    extended, loaded = run_offline("extend", spec, base)
+    if loaded.fingerprint != base.fingerprint:
+        note(
+            f"Here the files are release {loaded.fingerprint} (another engine or dtype): its outputs are recorded beside the others, "
+            "and a pod that loads it still needs a record of its own"
+        )
+    return extended
+
+
+def _say_recorded(made: "ReleaseRecord", base: "ReleaseRecord | None") -> str:
+    golden = made.golden
+    if base is None:
+        refused = f" ({len(golden.refused)} refused by the template)" if golden.refused else ""
+        fixtures = len(golden.fixtures) + len(golden.refused)
+        return f"Recorded release {made.fingerprint}: {fixtures} fixtures{refused}, {len(golden.cases)} golden cases"
+    known = {output for case in base.golden.cases for output in case.outputs}
+    new = [output for case in golden.cases for output in case.outputs if output not in known]
+    if not new:
+        return f"The record of release {made.fingerprint} has the outputs of this device already"
+    where = f"{new[0].dtype} on {new[0].device_class}"
+    return f"Added the outputs of {where} to release {made.fingerprint}; a signature has to be made anew"
+
+
+def _default_name(release: ReleaseOptions) -> str:
     """What the service's recordRef names. A folder alone belongs to no service, and a made-up name would match none."""
     from pratique_cli.records import map_name, record_ref_of
     from pratique_cli.specs import read_service
 
+    if release.service is not None and release.model is None:
+        return map_name(str(release.service))
     if release.service is not None:
         return record_ref_of(read_service(release.service))
     if release.config is None:
         raise CliError("Name the ConfigMap as recordRef does: --name, or --service FILE", code=EXIT_USAGE)
-    return map_name(spec.service)
+    return map_name(release.spec().service)
 
 
 @takes_releases("release")

@@ -66,7 +66,10 @@ class ReleaseOptions:
 _RELEASE: Final[dict[str, tuple[Any, str]]] = {
     "config": (Path | None, "Serving document, as a pod reads it."),
     "model": (Path | None, "Folder with the model's files."),
-    "service": (Path | None, "InferenceService manifest the release is for (with the model's folder)."),
+    "service": (
+        Path | None,
+        "InferenceService manifest the release is for (with the model's folder). record: or a running service's name.",
+    ),
     "tokenizer": (Path | None, "Folder of a tokenizer of its own."),
     "chat_template": (Path | None, "File with the chat template."),
     "adapter": (list[str] | None, "Adapter as NAME=DIR, in the order of application; may be repeated."),

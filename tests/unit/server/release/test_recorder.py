@@ -1,6 +1,6 @@
 """The recorder against a scripted engine: what it keeps, what it refuses, and that it never invents."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,71 +17,23 @@ from pratique_contract.manifest import DType, QuantizationPart
 from pratique_server.engine.protocol import (
     ExecutionRequest,
     FinishReason,
-    RequestTooLargeError,
     StepEvent,
-    TokenLogprobs,
 )
-from pratique_server.errors import TemplateError
 from pratique_server.release.errors import RecordingError
 from pratique_server.release.making import engine_generate
 from pratique_server.release.prompts import CANDIDATES, FIXTURES, LONG_CANDIDATES
 from pratique_server.release.recorder import CASE_TOKENS_MAX, CASES_WANTED, Recorder
 from tests.support.gates import Rendered
 from tests.support.releases import make_manifest
-
-STOP = 2
-# Per step: the id, its log-probability, the best other one's.
-Step = tuple[int, float, float]
-Answer = Callable[[int], Sequence[Step]]
-
-
-class ScriptedEngine:
-    """``answer`` gives the steps for the n-th candidate; the run ends at a stop id or at the token limit."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self.requests: list[ExecutionRequest] = []
-
-    async def start(self, request: ExecutionRequest) -> AsyncIterator[StepEvent]:
-        self.requests.append(request)
-        steps = self._answer(request.prompt_ids[0])
-        if not steps:
-            raise RequestTooLargeError("too large")
-        steps = steps[: request.max_new_tokens]
-        for index, (token, chosen, other) in enumerate(steps):
-            finish = FinishReason.STOP if token in request.stop_token_ids else None
-            if finish is None and index == len(steps) - 1:
-                finish = FinishReason.LENGTH
-            top = [(token, chosen), (999, other)]
-            yield StepEvent(
-                request_id=request.request_id,
-                token_ids=[token],
-                logprobs=[TokenLogprobs(chosen=chosen, top=top)],
-                finish=finish,
-            )
-
-
-class NumberingRenderer:
-    """Gives the n-th candidate the ids [n]; other conversations [0]. ``tools_shown`` makes tools change the text."""
-
-    def __init__(self, *, tools_shown: bool = False, refuses: Sequence[str] = ()) -> None:
-        self._tools_shown, self._refuses = tools_shown, refuses
-
-    def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> Rendered:
-        if any(message["role"] in self._refuses for message in messages):
-            raise TemplateError("refused")
-        asked = (*CANDIDATES, *LONG_CANDIDATES)
-        number = next((n for n, (_, candidate) in enumerate(asked) if candidate == messages), 0)
-        shown = "tools" if tools and self._tools_shown else ""
-        return Rendered(text=f"{messages}{shown}", ids=[number])
-
-
-class LetterDecoder:
-    """Ids 10… are letters, 100 is half a character, 101 a special token that is not shown."""
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        special = {STOP: "", 101: ""} if skip_special_tokens else {STOP: "<end>", 101: "<special>"}
-        return "".join(special.get(token, "\ufffd" if token == 100 else chr(87 + token)) for token in ids)
+from tests.unit.server.release.scripted_release import (
+    STOP,
+    Answer,
+    LetterDecoder,
+    NumberingRenderer,
+    ScriptedEngine,
+    Step,
+    clear_steps,
+)
 
 
 def _recorder(
@@ -109,13 +61,8 @@ def _short(record: GoldenRecord) -> list[GoldenCase]:
     return [case for case in record.cases if not case.name.startswith("long-")]
 
 
-def _clear(count: int, *, last: int | None = None) -> list[Step]:
-    steps: list[Step] = [(10 + index, -0.25, -2.0) for index in range(count)]
-    return steps if last is None else [*steps, (last, -0.125, -3.0)]
-
-
 async def test_three_cases_are_kept_with_measured_margins() -> None:
-    record = await _recorder(lambda n: _clear(5, last=STOP) if n % 2 else _clear(20)).record()
+    record = await _recorder(lambda n: clear_steps(5, last=STOP) if n % 2 else clear_steps(20)).record()
     endings = [case.outputs[0].finish_reason for case in _short(record)]
     assert sorted(endings) == ["length", "length", "stop"] or sorted(endings) == ["length", "stop", "stop"]
     assert len(_short(record)) == CASES_WANTED
@@ -128,13 +75,13 @@ async def test_three_cases_are_kept_with_measured_margins() -> None:
 
 
 async def test_one_kind_of_ending_is_enough_when_the_model_knows_no_other() -> None:
-    record = await _recorder(lambda _: _clear(20)).record()
+    record = await _recorder(lambda _: clear_steps(20)).record()
     assert [case.max_tokens for case in _short(record)] == [CASE_TOKENS_MAX] * CASES_WANTED
 
 
 async def test_a_case_ends_before_its_first_near_tie() -> None:
     near_tie: list[Step] = [(50, -0.7, -0.7 - MARGIN_NATS_MIN * 0.99)]
-    record = await _recorder(lambda _: _clear(9) + near_tie + _clear(6)).record()
+    record = await _recorder(lambda _: clear_steps(9) + near_tie + clear_steps(6)).record()
     assert {len(case.outputs[0].ids) for case in record.cases} == {9}
     assert all(min(case.outputs[0].margins) >= MARGIN_NATS_MIN for case in record.cases)
 
@@ -150,7 +97,7 @@ async def test_cases_that_hold_on_every_device_are_preferred() -> None:
 
 async def test_near_ties_everywhere_are_refused_with_the_margin_named() -> None:
     with pytest.raises(RecordingError, match=r"step 4 has a margin of 0\.10 nat"):
-        await _recorder(lambda _: _clear(3) + [(50, -0.7, -0.8)] * 20).record()
+        await _recorder(lambda _: clear_steps(3) + [(50, -0.7, -0.8)] * 20).record()
 
 
 async def test_a_step_that_is_not_the_likeliest_is_refused() -> None:
@@ -160,7 +107,7 @@ async def test_a_step_that_is_not_the_likeliest_is_refused() -> None:
 
 async def test_an_answer_is_cut_before_half_a_character_and_a_hidden_token() -> None:
     for odd in (100, 101):
-        steps: list[Step] = [*_clear(10), (odd, -0.1, -3.0), *_clear(5)]
+        steps: list[Step] = [*clear_steps(10), (odd, -0.1, -3.0), *clear_steps(5)]
         record = await _recorder(lambda _, steps=tuple(steps): steps).record()  # type: ignore[misc]
         assert {len(case.outputs[0].ids) for case in record.cases} == {10}
 
@@ -186,7 +133,7 @@ async def test_an_engine_without_log_probabilities_is_refused() -> None:
 
 
 async def test_prompts_that_do_not_fit_are_passed_over() -> None:
-    record = await _recorder(lambda n: _clear(20) if n > 4 else []).record()
+    record = await _recorder(lambda n: clear_steps(20) if n > 4 else []).record()
     assert [case.name for case in _short(record)] == [name for name, _ in CANDIDATES[5:8]]
 
 
@@ -196,12 +143,12 @@ async def test_a_prompt_beyond_the_context_is_passed_over_even_if_the_engine_wou
             rendered = super().render(messages, tools)
             return Rendered(text=rendered.text, ids=rendered.ids * (500 if len(messages) > 10 else 1))
 
-    record = await _recorder(lambda _: _clear(20), Wordy()).record()
+    record = await _recorder(lambda _: clear_steps(20), Wordy()).record()
     assert [case.name for case in record.cases if case.name.startswith("long-")] == ["long-4"]
 
 
 async def test_a_case_asks_for_no_more_than_the_server_gives() -> None:
-    record = await _recorder(lambda _: _clear(20), output_tokens_max=4).record()
+    record = await _recorder(lambda _: clear_steps(20), output_tokens_max=4).record()
     assert {case.max_tokens for case in record.cases} == {4}
 
 
@@ -210,7 +157,7 @@ async def test_the_longest_conversation_that_fits_and_is_clear_is_recorded_too()
     too_long, near_tie = len(CANDIDATES), len(CANDIDATES) + 1
 
     def answer(number: int) -> Sequence[Step]:
-        return [] if number == too_long else [(50, -0.7, -0.8)] * 20 if number == near_tie else _clear(20)
+        return [] if number == too_long else [(50, -0.7, -0.8)] * 20 if number == near_tie else clear_steps(20)
 
     record = await _recorder(answer).record()
     assert record.cases[-1].name == LONG_CANDIDATES[2][0]
@@ -230,9 +177,11 @@ async def test_a_model_that_only_ever_says_one_thing_is_refused() -> None:
 @pytest.mark.req("R32")
 async def test_every_kind_of_fixture_is_rendered_or_listed_as_refused() -> None:
     names = [name for name, _, _ in FIXTURES]
-    rendered, refused = await _recorder(lambda _: _clear(20)).render_fixtures()
+    rendered, refused = await _recorder(lambda _: clear_steps(20)).render_fixtures()
     assert ([fixture.name for fixture in rendered], refused) == (names, ())
-    rendered, refused = await _recorder(lambda _: _clear(20), NumberingRenderer(refuses=["system"])).render_fixtures()
+    rendered, refused = await _recorder(
+        lambda _: clear_steps(20), NumberingRenderer(refuses=["system"])
+    ).render_fixtures()
     assert [(fixture.name, fixture.message) for fixture in refused] == [
         ("multi-turn", "refused"),
         ("empty-system", "refused"),
@@ -245,11 +194,11 @@ async def test_every_kind_of_fixture_is_rendered_or_listed_as_refused() -> None:
 
 async def test_a_template_that_renders_nothing_is_an_error() -> None:
     with pytest.raises(RecordingError, match="refuses every fixture"):
-        await _recorder(lambda _: _clear(20), NumberingRenderer(refuses=["user"])).record()
+        await _recorder(lambda _: clear_steps(20), NumberingRenderer(refuses=["user"])).record()
 
 
 async def test_recording_is_greedy_with_a_cache_of_its_own() -> None:
-    engine = ScriptedEngine(lambda _: _clear(20))
+    engine = ScriptedEngine(lambda _: clear_steps(20))
     await _recorder_on(engine).record()
     salts = {request.cache_salt for request in engine.requests}
     # Every candidate is tried (none stops by itself) and the longest conversation; what is kept runs again.

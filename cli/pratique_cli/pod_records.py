@@ -1,0 +1,80 @@
+"""Have a running pod make its release record, or add its outputs to one: ask with POST, then look with GET until it is there.
+
+The pod works in time no user wants, so this may take a while; each change of what it says is told. Asking again is harmless.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from pratique_cli.errors import EXIT_FAILED, EXIT_NO, CliError
+
+if TYPE_CHECKING:
+    from pratique_contract.record import ReleaseRecord
+
+POLL_SECONDS: Final = 1.0
+WAIT_SECONDS_MAX: Final = 1900.0
+REQUEST_SECONDS_MAX: Final = 30.0
+
+
+class ManagementPort(Protocol):
+    """One pod's management port: a method, a path and a body in, status and body out. Raises ``CliError`` when it cannot be reached."""
+
+    def __call__(self, method: str, path: str, body: bytes) -> tuple[int, bytes]: ...
+
+
+def at_url(url: str) -> ManagementPort:
+    """A port that this machine reaches itself, as ``kubectl port-forward`` or ``pratique serve`` opens one."""
+    import httpx
+
+    def request(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        try:
+            response = httpx.request(
+                method, f"{url.rstrip('/')}{path}", content=body, timeout=REQUEST_SECONDS_MAX, trust_env=False
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise CliError(f"{url} does not answer: {error}") from error
+        return response.status_code, response.content
+
+    return request
+
+
+def obtain_record(
+    port: ManagementPort,
+    *,
+    base: "ReleaseRecord | None" = None,
+    tell: Callable[[str], None],
+    wait_seconds: float = WAIT_SECONDS_MAX,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> "ReleaseRecord":
+    """The record the pod made. Raises ``CliError`` with what it said when there will be none."""
+    from pratique_contract.constants import RECORD_API_PATH
+    from pratique_contract.record import RecordError, ReleaseRecord
+
+    said = ""
+    end = clock() + wait_seconds
+    status, body = port("POST", RECORD_API_PATH, b"" if base is None else base.to_json().encode())
+    while status == 202:
+        message = _message(body)
+        if message != said:
+            tell(message)
+            said = message
+        if clock() > end:
+            raise CliError(f"The pod had no record after {wait_seconds:.0f} s: {message}")
+        sleep(POLL_SECONDS)
+        status, body = port("GET", RECORD_API_PATH, b"")
+    if status != 200:
+        raise CliError(_message(body), code=EXIT_NO if status == 409 else EXIT_FAILED)
+    try:
+        return ReleaseRecord.from_json(body)
+    except RecordError as error:
+        raise CliError(f"What the pod sent is no record: {error}") from error
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"The pod says {body[:200].decode(errors='replace').strip() or 'nothing'}"
