@@ -34,14 +34,15 @@ class Fault:
 
     ``status`` answers that instead. ``cut`` ends the connection after so many bytes of the body, ``flip`` inverts the byte of the
     file at this offset, ``rate`` sends so many bytes per second, ``stall`` stops for so many seconds after ``stall_at`` bytes.
-    ``no_ranges`` ignores Range, ``extra`` goes on after the end. ``headers`` replace those of the answer.
+    ``no_ranges`` ignores Range, ``extra`` goes on after the end. ``headers`` replace those of the answer, None
+    drops one.
     """
 
     path: str = "*"
     times: int = sys.maxsize
     skip: int = 0
     status: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str | None] = field(default_factory=dict)
     body: bytes = b""
     cut: int | None = None
     flip: int | None = None
@@ -145,11 +146,12 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
             self.close_connection = True
 
-    def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+    def send(self, status: int, body: bytes = b"", headers: Mapping[str, str | None] | None = None) -> None:
         """A small answer as a whole."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -174,7 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 206:
             every["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
         for name, value in {**every, **self.fault.headers}.items():
-            self.send_header(name, value)
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self._send_body(content, start, end)
@@ -331,7 +334,8 @@ class Hub(Peer):
         start = int(request.query.get("cursor", ["0"])[0])
         headers = {}
         if start + PAGE < len(entries):
-            url = f"http://{request.headers['Host']}{request.route}?recursive=True&cursor={start + PAGE}"
+            scheme = self.url.partition(":")[0]
+            url = f"{scheme}://{request.headers['Host']}{request.route}?recursive=True&cursor={start + PAGE}"
             headers["Link"] = f'<{url}>; rel="next"'
         request.send_json(entries[start : start + PAGE], headers)
 

@@ -14,7 +14,15 @@ from typing import Final
 
 from pratique_server.fetch.errors import CorruptError, DiskFullError, FetchError
 from pratique_server.fetch.progress import size_text
-from pratique_server.fetch.selection import PICKLE_SUFFIXES, TEMPLATE_FOLDER, Wanted, is_safe, select, shown
+from pratique_server.fetch.selection import (
+    PICKLE_SUFFIXES,
+    TEMPLATE_FOLDER,
+    Wanted,
+    is_safe,
+    pickles_only,
+    select,
+    shown,
+)
 
 _CHUNK_BYTES: Final = 1024 * 1024
 MEMBERS_MAX: Final = 1_000_000
@@ -84,8 +92,8 @@ def _extract_member(
     return None
 
 
-def choose_top(names: list[str], wanted: Wanted, source: str) -> str:
-    """The folder of an archive that holds the model: ``""`` or a name with a slash at its end."""
+def choose_top(names: list[str], wanted: Wanted, source: str, *, pickles: list[str]) -> str:
+    """The folder of an archive that holds the model: ``""`` or a name with a slash at its end. ``pickles`` were not unpacked."""
     folders: dict[str, set[str]] = {}
     for name in names:
         folder, _, base = name.rpartition("/")
@@ -97,6 +105,8 @@ def choose_top(names: list[str], wanted: Wanted, source: str) -> str:
         if all(folder.startswith(top) for folder in fitting):
             return top
         raise FetchError(f"{source} holds several models ({shown(sorted(fitting))}); it must hold one")
+    if not fitting and pickles and wanted.weights:
+        raise pickles_only(source, pickles)
     if not fitting:
         what = "safetensors beside a config.json" if wanted.weights else "a tokenizer"
         raise FetchError(f"{source} has no folder with {what}")
@@ -109,10 +119,12 @@ def _is_model(bases: set[str], wanted: Wanted) -> bool:
     return any(marker in bases for marker in _MARKERS)
 
 
-def settle(staged: Path, target: Path, wanted: Wanted, source: str) -> tuple[list[str], dict[str, str]]:
+def settle(
+    staged: Path, target: Path, wanted: Wanted, source: str, *, pickles: list[str]
+) -> tuple[list[str], dict[str, str]]:
     """Move the model's files from where they were extracted to the top of ``target``; returns their names and what is left out."""
     every = sorted(path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file())
-    top = choose_top(every, wanted, source)
+    top = choose_top(every, wanted, source, pickles=pickles)
     selection = select((name.removeprefix(top) for name in every if name.startswith(top)), wanted)
     for name in selection.taken:
         path = target / name

@@ -157,8 +157,11 @@ def choose_checksum(etag: str, headers: dict[str, str]) -> Checksum | None:
             value = headers.get(f"{prefix}{algorithm}", "")
             if value and "-" not in value:  # "value-N" is a checksum of the checksums of N parts
                 return Checksum.of_base64(algorithm, value)
-    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256" or any("sse-c" in k for k in headers)
-    if _MD5.fullmatch(etag) and not encrypted and "x-amz-server-side-encryption-customer-algorithm" not in headers:
+    # Under a key of its own an object's ETag is something else.
+    own_key = headers.get("x-amz-server-side-encryption", "AES256") != "AES256" or (
+        "x-amz-server-side-encryption-customer-algorithm" in headers
+    )
+    if _MD5.fullmatch(etag) and not own_key:
         return Checksum("md5", etag)
     return None
 

@@ -302,7 +302,13 @@ class Fetcher:
         for item in archives:
             path = store.partial / ARCHIVES_FOLDER / item.file.path
             left_out |= extract(path, staged, room=self._room(store), on_bytes=on_bytes)
-        names, others = settle(staged, store.partial, target.wanted, _name(target))
+        names, others = settle(
+            staged,
+            store.partial,
+            target.wanted,
+            _name(target),
+            pickles=[name for name in left_out if is_pickle(name)],
+        )
         _tell_left_out(target, {**left_out, **others})
         require_usable(select(names, target.wanted), target.wanted, _name(target))
         entries = []

@@ -62,13 +62,18 @@ def require_usable(selection: Selection, wanted: Wanted, source: str) -> None:
     if wanted.weights and not any(name.endswith(WEIGHTS_SUFFIX) for name in selection.taken):
         pickles = [name for name in selection.left_out if is_pickle(name)]
         if pickles:
-            raise FetchError(
-                f"{source} has its weights only as {shown(pickles)}: files that can run code when they are read are "
-                "refused. Use a revision with safetensors, or convert the model"
-            )
+            raise pickles_only(source, pickles)
         raise FetchError(f"{source} holds no {WEIGHTS_SUFFIX} file" + _instead(selection))
     if not selection.taken:
         raise FetchError(f"{source} holds no tokenizer file" + _instead(selection))
+
+
+def pickles_only(source: str, pickles: Iterable[str]) -> FetchError:
+    """The refusal of weights that come in no other form."""
+    return FetchError(
+        f"{source} has its weights only as {shown(pickles)}: files that can run code when they are read are refused. "
+        "Use a revision with safetensors, or convert the model"
+    )
 
 
 def is_pickle(name: str) -> bool:

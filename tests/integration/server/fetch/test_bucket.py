@@ -1,0 +1,187 @@
+"""s3:// against a real S3-compatible server, and the rules for what its checksums prove."""
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pratique_contract.manifest import FileEntry
+from pratique_contract.reasons import Reason
+from pratique_contract.serving import DownloadSpec
+from pratique_server.fetch.bucket import choose_checksum
+from pratique_server.fetch.expected import Expected
+from pratique_server.fetch.hashing import Checksum
+from pratique_server.fetch.secrets import Credentials
+from pratique_server.fetch.selection import Wanted
+from pratique_server.fetch.targets import Target
+from tests.support import s3
+from tests.support.fetching import (
+    LOADED,
+    WEIGHTS,
+    failure,
+    fetch,
+    make_repository,
+    make_settings,
+    names_in,
+    same_content,
+)
+
+BUCKET = "models"
+CREDENTIALS = Credentials(access_key_id=s3.ACCESS_KEY, secret_access_key=s3.SECRET_KEY)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[s3.S3]:
+    with s3.serve() as running:
+        yield running
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    """A prefix of the test's own."""
+    return f"{request.node.name.partition('[')[0]}/"
+
+
+@pytest.fixture
+def origin(server: s3.S3, prefix: str, tmp_path: Path) -> Path:
+    folder = make_repository(tmp_path / "origin")
+    server.upload(BUCKET, prefix, folder)
+    return folder
+
+
+def make_target(prefix: str, tmp_path: Path, **changes: Any) -> Target:
+    return Target(
+        **{"uri": f"s3://{BUCKET}/{prefix}", "revision": None, "path": tmp_path / "cache" / "s3-1", **changes}
+    )
+
+
+def settings_for(server: s3.S3, credentials: Credentials = CREDENTIALS) -> Any:
+    return make_settings(DownloadSpec(s3_endpoint=server.endpoint), credentials=credentials)
+
+
+def test_fetches_what_a_server_loads_below_the_prefix(server: s3.S3, prefix: str, origin: Path, tmp_path: Path) -> None:
+    target = make_target(prefix, tmp_path)
+    fetch(target, settings_for(server))
+    assert names_in(target.path) == LOADED
+    assert same_content(target.path, origin)
+
+
+def test_an_object_that_was_replaced_is_fetched_anew_and_the_others_are_kept(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path
+) -> None:
+    """LLMKube#619: nothing in the URI says that the bytes behind it are others now."""
+    target = make_target(prefix, tmp_path)
+    fetch(target, settings_for(server))
+    kept = (target.path / WEIGHTS).stat().st_ino
+    (origin / "config.json").write_text('{"another": true}')
+    server.upload(BUCKET, prefix, origin)
+    fetch(target, settings_for(server))
+    assert same_content(target.path, origin)
+    assert (target.path / WEIGHTS).stat().st_ino == kept
+
+
+def test_an_unchanged_prefix_is_listed_and_not_fetched_again(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path
+) -> None:
+    target = make_target(prefix, tmp_path)
+    fetch(target, settings_for(server))
+    before = target.path.stat().st_mtime_ns
+    fetch(target, settings_for(server))
+    assert target.path.stat().st_mtime_ns == before
+
+
+def test_with_a_release_record_a_folder_that_matches_needs_no_network(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path
+) -> None:
+    digest = hashlib.sha256((origin / WEIGHTS).read_bytes()).hexdigest()
+    entry = FileEntry(path=WEIGHTS, size=300_000, sha256=f"sha256:{digest}")
+    target = make_target(prefix, tmp_path, expected=Expected({WEIGHTS: entry}))
+    fetch(target, settings_for(server))
+    fetch(target, make_settings(DownloadSpec(s3_endpoint="http://127.0.0.1:1")))
+
+
+def test_objects_that_are_not_the_approved_ones_are_corrupt(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path
+) -> None:
+    entry = FileEntry(path=WEIGHTS, size=300_000, sha256=f"sha256:{'0' * 64}")
+    target = make_target(prefix, tmp_path, expected=Expected({WEIGHTS: entry}))
+    error = failure(target, settings_for(server))
+    digest = hashlib.sha256((origin / WEIGHTS).read_bytes()).hexdigest()
+    assert error.reason is Reason.DOWNLOAD_CORRUPT
+    assert all(part in error.message for part in (WEIGHTS, digest, "0" * 64))
+    assert not target.path.exists()
+
+
+def test_a_tokenizer_s_folder_gets_its_weights_when_they_are_wanted(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path
+) -> None:
+    fetch(make_target(prefix, tmp_path, wanted=Wanted(weights=False)), settings_for(server))
+    target = make_target(prefix, tmp_path)
+    kept = (target.path / "tokenizer.json").stat().st_ino
+    fetch(target, settings_for(server))
+    assert names_in(target.path) == LOADED
+    assert same_content(target.path, origin)
+    assert (target.path / "tokenizer.json").stat().st_ino == kept
+
+
+def test_a_bucket_that_is_not_there_is_not_found(server: s3.S3, tmp_path: Path) -> None:
+    target = make_target("x/", tmp_path, uri="s3://no-such-bucket/x")
+    error = failure(target, settings_for(server))
+    assert error.reason is Reason.DOWNLOAD_NOT_FOUND
+    assert "NoSuchBucket" in error.message
+
+
+def test_a_prefix_with_nothing_below_it_is_not_found(server: s3.S3, origin: Path, tmp_path: Path) -> None:
+    error = failure(make_target("no/such/prefix", tmp_path), settings_for(server))
+    assert error.reason is Reason.DOWNLOAD_NOT_FOUND
+    assert "holds no object" in error.message
+
+
+def test_a_bucket_s_policy_that_refuses_is_unauthorized(server: s3.S3, tmp_path: Path) -> None:
+    server.client.make_bucket("closed")
+    server.client.put_object("closed", "config.json", io.BytesIO(b"{}"), 2)
+    server.client.put_object("closed", WEIGHTS, io.BytesIO(b"w"), 1)
+    statement = {"Effect": "Deny", "Principal": "*", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::closed/*"}
+    server.client.set_bucket_policy("closed", json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
+    error = failure(make_target("", tmp_path, uri="s3://closed"), settings_for(server))
+    assert error.reason is Reason.DOWNLOAD_UNAUTHORIZED
+    assert s3.SECRET_KEY not in error.message
+
+
+def test_the_signature_stays_out_of_what_is_said(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="pratique_server")
+    target = make_target(prefix, tmp_path)
+    fetch(target, settings_for(server))
+    receipt = (target.path / ".pratique-fetch.json").read_text()
+    assert "Signature" not in caplog.text + receipt
+    assert s3.ACCESS_KEY not in caplog.text + receipt
+
+
+SHA256 = base64.b64encode(bytes(range(32))).decode()
+MD5 = "0" * 32
+
+
+@pytest.mark.parametrize(
+    ("etag", "headers", "expected"),
+    [
+        (MD5, {"x-amz-checksum-sha256": SHA256}, Checksum("sha256", bytes(range(32)).hex())),
+        (MD5, {}, Checksum("md5", MD5)),
+        (MD5, {"x-amz-checksum-sha256": f"{SHA256}-3"}, Checksum("md5", MD5)),
+        (f"{MD5}-3", {"x-amz-checksum-type": "COMPOSITE", "x-amz-checksum-sha256": SHA256}, None),
+        (f"{MD5}-3", {}, None),
+        (MD5, {"x-amz-server-side-encryption": "aws:kms"}, None),
+        (MD5, {"x-amz-server-side-encryption": "AES256"}, Checksum("md5", MD5)),
+        (MD5, {"x-amz-server-side-encryption-customer-algorithm": "AES256"}, None),
+    ],
+)
+def test_only_a_checksum_of_the_whole_object_counts(
+    etag: str, headers: dict[str, str], expected: Checksum | None
+) -> None:
+    assert choose_checksum(etag, headers) == expected
