@@ -11,6 +11,7 @@ from pratique_contract import Reason
 from pratique_contract.canonical import short_digest
 from pratique_contract.reasons import GATE_REASONS
 from pratique_operator.containers import Finding
+from pratique_operator.errors import OtherRecordedError
 from pratique_operator.observe import Snapshot
 from pratique_operator.status_types import (
     UNCOVERED_MAX,
@@ -63,6 +64,9 @@ def is_approved(snapshot: Snapshot) -> bool:
     target, spec = snapshot.target, snapshot.spec
     if target is None or spec is None or spec.release.fingerprint is None:
         return False
+    recorded = snapshot.trust.recorded.get(target.declared or "")
+    if recorded is not None:
+        return recorded.fingerprint == spec.release.fingerprint
     known = target.fingerprint if target.record is None else target.record.fingerprint
     return known == spec.release.fingerprint
 
@@ -108,6 +112,9 @@ def review_condition(snapshot: Snapshot, *, cause: Finding) -> tuple[ConditionSt
 
 def recorded_status(snapshot: Snapshot) -> RecordedStatus | None:
     """What is recorded for what is declared; None when nothing is, or another policy decides."""
+    other = snapshot.blocked
+    if isinstance(other, OtherRecordedError):
+        return RecordedStatus(record_ref=other.config_map, fingerprint=other.fingerprint, approved=False)
     target = snapshot.target
     recorded = None if target is None or target.declared is None else snapshot.trust.recorded.get(target.declared)
     if recorded is None:

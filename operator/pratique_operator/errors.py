@@ -3,7 +3,8 @@
 OperatorError
 ├── InvalidSpecError    the user must change the spec; the message names the field
 ├── RecordError         the release record is absent, unreadable or not the approved one
-│   └── SignatureInvalidError  it is not signed as it has to be
+│   ├── SignatureInvalidError  it is not signed as it has to be
+│   └── OtherRecordedError     the spec approves another release than the one TrustFirst recorded
 ├── ChildConflictError  a child's name is taken by an object that is not ours
 ├── ApiError            the API server refused or failed a call
 │   ├── NotFoundError   404
@@ -31,6 +32,15 @@ class RecordError(OperatorError):
 
 class SignatureInvalidError(RecordError):
     """A signature of the record is asked for; the message says which of missing, unreadable or wrong it is."""
+
+
+class OtherRecordedError(RecordError):
+    """What is approved is not what was recorded for the declaration; ``config_map`` and ``fingerprint`` are the recorded one's."""
+
+    def __init__(self, message: str, *, config_map: str, fingerprint: str) -> None:
+        super().__init__(message)
+        self.config_map = config_map
+        self.fingerprint = fingerprint
 
 
 class ChildConflictError(OperatorError):

@@ -16,7 +16,7 @@ from pratique_operator.config import OperatorConfig
 from pratique_operator.declaration import digest_declaration
 from pratique_operator.desired.pod import build_pod_template, image_of, name_revision
 from pratique_operator.desired.serving import build_serving
-from pratique_operator.errors import InvalidSpecError, RecordError
+from pratique_operator.errors import InvalidSpecError, OtherRecordedError
 from pratique_operator.references import References, digest_references, inline_chat_template, read_record
 from pratique_operator.signatures import check_signature
 from pratique_operator.trust import Recorded, trusts_first
@@ -125,9 +125,11 @@ def _hand_fingerprint(spec: InferenceServiceSpec, trust: _Trusted) -> InferenceS
         return spec
     approved = spec.release.fingerprint
     if approved not in (None, trust.recorded.fingerprint):
-        raise RecordError(
+        raise OtherRecordedError(
             f"spec.release.fingerprint approves {approved}, but {trust.recorded.fingerprint} was recorded for what is declared "
-            f"(ConfigMap {trust.config_map}): approve that one, or declare what was approved"
+            f"(ConfigMap {trust.config_map}): approve that one, or declare what was approved",
+            config_map=trust.config_map,
+            fingerprint=trust.recorded.fingerprint,
         )
     release = spec.release.model_copy(update={"fingerprint": trust.recorded.pinned})
     return spec.model_copy(update={"release": release})

@@ -98,9 +98,15 @@ def observe_recorded(children: Children) -> dict[str, Recorded]:
     found = {memory.declared: memory for memory in _remembered(children)}
     for (kind, _), child in sorted(children.items()):
         declared = declared_of(child)
-        if kind == kinds.CONFIG_MAP.kind and declared is not None:
+        if kind == kinds.CONFIG_MAP.kind and declared is not None and _is_mounted(child, declared):
             found[declared] = _read(child, declared, found.get(declared))
     return found
+
+
+def _is_mounted(config_map: Manifest, declared: str) -> bool:
+    """Whether it has the one name that pods look for: what they cannot see is not kept."""
+    metadata = config_map["metadata"]
+    return bool(metadata["name"] == names.recorded(metadata["labels"][constants.LABEL_SERVICE], declared))
 
 
 def _remembered(children: Children) -> Iterable[Recorded]:
@@ -175,7 +181,8 @@ def judge_answer(
             f"loaded {record.fingerprint}, but {memory.fingerprint} was recorded for what is declared, and its ConfigMap is gone; "
             "put the recorded files back and delete the pod, or declare another source",
         )
-    return replace(told, record=record)
+    # Whether a release was reviewed is not for its own pod to say.
+    return replace(told, record=record.model_copy(update={"review": None}))
 
 
 def _waits(offer: Offer, why: str) -> Offer:

@@ -7,6 +7,7 @@ import pytest
 
 from pratique_contract import Reason, ReleaseRecord, ServingSpec, Verdict, VerdictResult, constants
 from pratique_contract.record import RECORD_BYTES_MAX
+from pratique_contract.review import Review
 from pratique_operator import kinds, names
 from pratique_operator.approval import find_trust_problem
 from pratique_operator.desired.children import build_recorded
@@ -202,8 +203,29 @@ def test_fingerprint_that_was_declared_from_the_start_is_handed_to_the_pods_and_
 
 def test_another_fingerprint_than_the_recorded_one_is_refused_before_a_pod_starts() -> None:
     recorded = observe_recorded({("ConfigMap", NAME): kept()})
-    with pytest.raises(RecordError, match=rf"{OTHER.fingerprint}, but {RECORD.fingerprint} was recorded"):
-        make_target(recorded=recorded, release={"policy": "TrustFirst", "fingerprint": OTHER.fingerprint})
+    release = {"policy": "TrustFirst", "fingerprint": OTHER.fingerprint}
+    with pytest.raises(RecordError, match=rf"{OTHER.fingerprint}, but {RECORD.fingerprint} was recorded") as raised:
+        make_target(recorded=recorded, release=release)
+    # What was recorded stays visible, so that it can still be approved.
+    blocked = make_snapshot(spec={"release": release}, blocked=raised.value)
+    assert status(blocked)["recorded"] == {"recordRef": NAME, "fingerprint": RECORD.fingerprint, "approved": False}
+    assert condition(blocked)[:2] == ("False", "RecordMissing")
+
+
+def test_config_map_under_another_name_is_not_taken_for_the_one_that_pods_read() -> None:
+    elsewhere = kept()
+    elsewhere["metadata"]["name"] = "svc-recorded-elsewhere"
+    assert observe_recorded({("ConfigMap", "svc-recorded-elsewhere"): elsewhere}) == {}
+
+
+def test_pod_cannot_bring_a_review_of_itself() -> None:
+    reviewed = make_record(review=Review(reference=OTHER.fingerprint, candidate=RECORD.fingerprint))
+    assert offered(unrecorded(RecordAnswer(200, reviewed.to_json()))).record == RECORD
+
+
+def test_approval_outlives_the_loss_of_the_config_map() -> None:
+    approved = {**TRUST, "release": {"policy": "TrustFirst", "fingerprint": RECORD.fingerprint}}
+    assert status(serving(spec=approved, answer=RecordAnswer(None)))["recorded"]["approved"]
 
 
 def test_changed_pods_keep_the_record_and_a_changed_declaration_is_recorded_anew() -> None:
