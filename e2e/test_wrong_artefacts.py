@@ -78,7 +78,7 @@ CASES: dict[str, Case] = {
     "eos-id": Case(Reason.SPECIAL_TOKENS_MISMATCH, "eosIds", with_model("eos-id")),
     "dtype": Case(Reason.QUANTIZATION_MISMATCH, "dtype", lambda _: {"quantization": {"dtype": "BF16"}}),
     "engine-flag": Case(Reason.FLAGS_MISMATCH, "maxBatchedTokens", with_engine(maxBatchedTokens=96)),
-    "golden-altered": Case(Reason.OUTPUT_MISMATCH, "output id", record=alter_output),
+    "golden-altered": Case(Reason.OUTPUT_MISMATCH, "output token", record=alter_output),
     "golden-missing": Case(Reason.GOLDEN_MISSING, "golden", record=drop_cases),
 }
 
