@@ -5,6 +5,7 @@ process loaded, and the serving document for what only a declaration can say: wh
 apply. Out comes the manifest; every fact lands in exactly one part (``docs/release.md`` has the table).
 """
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,16 +23,20 @@ from pratique_contract.manifest import (
     ReleaseManifest,
     RuntimeSection,
     ServingFlagsPart,
+    SpecialTokensPart,
     TokenizerPart,
 )
 from pratique_contract.serving import AdapterSource, ServingSpec
 from pratique_server.engine.protocol import EngineIdentity, LoadedAdapter, LoadedFile
 from pratique_server.release.errors import ManifestError
+from pratique_server.release.generation_defaults import find_not_applied
 from pratique_server.release.special_tokens import read_special_tokens
 
 # Repositories in which a revision, once made, always names the same bytes.
 _REPOSITORY_SCHEMES: Final = ("hf://", "oci://")
 _IMMUTABLE_REVISION: Final = re.compile(r"[0-9a-f]{40}|sha256:[0-9a-f]{64}")
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedTokenizer(Protocol):
@@ -77,13 +82,16 @@ def build_manifest(
     spec: ServingSpec, identity: EngineIdentity, tokenizer: LoadedTokenizer, template: LoadedTemplate | None
 ) -> ReleaseManifest:
     """Describe the loaded release. Raises ``ManifestError`` when something declared was not loaded."""
-    model_dir = Path(spec.model.path)
+    special_tokens = read_special_tokens(
+        Path(spec.model.path), tokenizer=tokenizer, context_limit=identity.context_limit
+    )
+    _check_stop_ids(special_tokens, rows=identity.vocab_size)
     manifest = ReleaseManifest(
         model=_model_part(spec, identity),
         adapters=AdaptersPart(adapters=_adapter_entries(spec, identity)),
         tokenizer=_tokenizer_part(spec, tokenizer),
         chat_template=_template_part(template),
-        special_tokens=read_special_tokens(model_dir, tokenizer=tokenizer, context_limit=identity.context_limit),
+        special_tokens=special_tokens,
         quantization=_quantization_part(identity),
         engine=EnginePart(
             name=identity.engine_name,
@@ -95,11 +103,40 @@ def build_manifest(
         serving_flags=ServingFlagsPart(flags={**identity.flags, **_answer_limits(spec)}),
         runtime=RuntimeSection(
             device_class=identity.device_class,
-            facts={**identity.runtime_facts, "chatTemplateOrigin": template.origin if template else None},
+            facts={
+                **identity.runtime_facts,
+                "chatTemplateOrigin": template.origin if template else None,
+                **_remarks(special_tokens, tokenizer, rows=identity.vocab_size),
+            },
         ),
     )
     _require_fingerprint(manifest)
     return manifest
+
+
+def _check_stop_ids(part: SpecialTokensPart, *, rows: int) -> None:
+    """A stop id that the model cannot produce ends nothing: the files are of two models."""
+    if beyond := [token_id for token_id in part.stop_ids if token_id >= rows]:
+        raise ManifestError(
+            f"The stop id {beyond[0]} is beyond the model's vocabulary of {rows} rows: no answer would ever end with it"
+        )
+
+
+def _remarks(part: SpecialTokensPart, tokenizer: LoadedTokenizer, *, rows: int) -> dict[str, Any]:
+    """What is sound enough to serve and what somebody should still know; in the log, and in the runtime section."""
+    remarks: dict[str, Any] = {}
+    if ignored := find_not_applied(part.generation_defaults):
+        logger.warning("generation_config.json sets %s, which this server does not apply", ", ".join(ignored))
+        remarks["generationDefaultsNotApplied"] = ignored
+    if not part.stop_ids:
+        logger.warning("The release names no stop id: only max_tokens and stop strings end an answer")
+        remarks["stopIds"] = "none"
+    if (surplus := tokenizer.vocab_size - rows) > 0:
+        logger.warning(
+            "The tokenizer has %d tokens more than the model has rows; prompts with them are refused", surplus
+        )
+        remarks["tokensWithoutRow"] = surplus
+    return remarks
 
 
 def _require_fingerprint(manifest: ReleaseManifest) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from pratique_contract.manifest import SpecialTokensPart
 from pratique_server.release.errors import ManifestError
 from pratique_server.release.files import JSON_ERRORS
+from pratique_server.release.generation_defaults import check_defaults
 
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
 MODEL_CONFIG_FILE: Final = "config.json"
@@ -48,7 +49,9 @@ def read_special_tokens(model_dir: Path, *, tokenizer: Any, context_limit: int) 
 def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     """Everything the file says besides ids; null says nothing."""
     skipped = (*_ID_FIELDS, *_NOISE_FIELDS)
-    return {name: value for name, value in generation.items() if name not in skipped and value is not None}
+    defaults = {name: value for name, value in generation.items() if name not in skipped and value is not None}
+    check_defaults(defaults)
+    return defaults
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _BASE: dict[Path, ReleaseManifest] = {}
 
 def _identity(spec: ServingSpec) -> EngineIdentity:
     """What the engine says after loading, without the self-checks that follow."""
-    loaded = load_model(Path(spec.model.path), dtype=spec.quantization.dtype, device="cpu")
+    loaded = load_model(spec.model, quantization=spec.quantization)
     return make_identity(spec, loaded, device="cpu", facts={})
 
 
@@ -117,8 +117,8 @@ def test_each_fact_of_a_file_lies_in_one_part(
 @pytest.mark.parametrize(
     "text",
     [
-        '{"temperature": NaN}',
-        '{"temperature": 1e999}',
+        '{"anything": NaN}',
+        '{"anything": 1e999}',
         '{"seed": 18446744073709551616}',
         '{"stop": "\\ud800"}',
         '{"a": ' + "[" * 400 + "]" * 400 + "}",

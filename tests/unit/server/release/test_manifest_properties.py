@@ -22,6 +22,7 @@ from pratique_server.release.files import (
     CONFIG_OMITTED,
     TOKENIZER_CONFIG_OMITTED,
 )
+from pratique_server.release.generation_defaults import ACTING
 from tests.unit.server.release.worlds import World, build_in, manifest_of, write_folder
 
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -155,7 +156,11 @@ def change_template(world: World, data: st.DataObject) -> str:
 
 def change_generation(world: World, data: st.DataObject) -> str:
     ids = ("eos_token_id", "bos_token_id", "pad_token_id")
-    _set_field(data, world.generation, (*ids, "transformers_version", "_from_model_config"), null_is_silence=True)
+    fields = (*ids, *ACTING, "transformers_version", "_from_model_config")
+    if data.draw(st.booleans()):
+        world.generation["temperature"] = data.draw(st.floats(0.6, 2))
+    else:
+        _set_field(data, world.generation, fields, null_is_silence=True)
     return "specialTokens"
 
 

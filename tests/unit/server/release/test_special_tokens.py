@@ -9,6 +9,7 @@ import pytest
 
 from pratique_contract.manifest import SpecialTokensPart
 from pratique_server.release.errors import ManifestError
+from pratique_server.release.generation_defaults import find_not_applied
 from pratique_server.release.special_tokens import read_special_tokens
 from pratique_server.release.tokenizer_files import read_tokenizer_files
 
@@ -59,6 +60,33 @@ def test_defaults_are_everything_but_ids_and_noise(tmp_path: Path) -> None:
         "do_sample": True,
     }
     assert _read(tmp_path, generation=generation).generation_defaults == {"temperature": 0.6, "do_sample": True}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"temperature": -1}, {"temperature": "hot"}, {"temperature": True}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": 2.5},
+        {"min_p": 2}, {"repetition_penalty": 0}, {"temperature": [1]},
+    ],
+)  # fmt: skip
+def test_a_default_that_no_request_could_ask_for_is_refused(field: dict[str, Any], tmp_path: Path) -> None:
+    """Otherwise every request that leaves the field open would be refused as the client's own fault."""
+    (name,) = field
+    with pytest.raises(ManifestError, match=f"generation_config.json: {name} is "):
+        _read(tmp_path, generation=field)
+
+
+@pytest.mark.parametrize("field", [{"temperature": 0}, {"top_p": 1}, {"top_k": -1}, {"top_k": 50}, {"min_p": 0.0}])
+def test_a_default_that_acts_is_kept(field: dict[str, Any], tmp_path: Path) -> None:
+    assert _read(tmp_path, generation=field).generation_defaults == field
+
+
+def test_fields_that_would_change_answers_and_are_not_applied_are_named() -> None:
+    defaults = {
+        "temperature": 0.5, "do_sample": True, "num_beams": 1, "typical_p": 1.0, "max_length": 20, "stop_strings": [],
+        "no_repeat_ngram_size": 3, "suppress_tokens": [1], "num_beams_x": 4, "guidance_scale": 1.5,
+    }  # fmt: skip
+    assert find_not_applied(defaults) == ["guidance_scale", "no_repeat_ngram_size", "suppress_tokens"]
 
 
 @pytest.mark.parametrize("value", ["2", True, -1, [2, "3"], 2.0])

@@ -102,7 +102,7 @@ def build_in(world: World, folder: Path) -> ReleaseManifest:
     loaded = SimpleNamespace(
         architecture="LlamaForCausalLM",
         dtype=spec.quantization.dtype or "FP32",
-        vocab_size=2,
+        vocab_size=10,
         context_limit=values["max_position_embeddings"],
         files=[config_entry, *weights.files],
         tensors=sorted(weights.tensors),
