@@ -41,27 +41,51 @@ class AppliedQuantization:
     kept: list[str] = field(default_factory=list)
 
 
+class _Scratch:
+    """Memory for one expanded weight, used by one layer after the other: a model computes one layer at a time, and fresh
+    memory for each (which mixed-type arithmetic also takes) would cost more than the expansion."""
+
+    def __init__(self) -> None:
+        self._exact, self._rounded = torch.empty(0), torch.empty(0)
+
+    def reserve(self, like: Tensor) -> None:
+        if like.numel() > self._exact.numel():
+            self._exact = torch.empty(like.numel())
+            self._rounded = self._exact if like.dtype is torch.float32 else torch.empty(like.numel(), dtype=like.dtype)
+
+    def expand(self, levels: Tensor, scale: Tensor) -> Tensor:
+        """``levels · scale``, multiplied in float32, in the layers' type; valid until the next call."""
+        if self._exact.device != levels.device:
+            self._exact, self._rounded = self._exact.to(levels.device), self._rounded.to(levels.device)
+        exact = self._exact[: levels.numel()].view(levels.shape)
+        exact.copy_(levels).mul_(scale[:, None])
+        if self._rounded.dtype is torch.float32:
+            return exact
+        return self._rounded[: levels.numel()].view(levels.shape).copy_(exact)
+
+
 class Int8Linear(nn.Module):
     """A linear layer whose weight is int8 with one float32 scale for each output channel."""
 
     weight_int8: Tensor
     scale: Tensor
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, scratch: _Scratch) -> None:
         super().__init__()
+        scratch.reserve(linear.weight)
+        self._scratch = scratch
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.dtype = linear.weight.dtype
         quantized, scale = quantize_rows(linear.weight.detach())
         self.register_buffer("weight_int8", quantized)
         self.register_buffer("scale", scale)
         self.bias = linear.bias
 
     def expanded(self) -> Tensor:
-        """The weight this layer computes with."""
-        return (self.weight_int8 * self.scale[:, None]).to(self.dtype)  # multiplied in float32
+        """A copy of the weight this layer computes with."""
+        return self._scratch.expand(self.weight_int8, self.scale).clone()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return functional.linear(inputs, self.expanded(), self.bias)
+        return functional.linear(inputs, self._scratch.expand(self.weight_int8, self.scale), self.bias)
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,9 +146,10 @@ def apply_quantization(model: PreTrainedModel, spec: QuantizationSpec) -> Applie
     chosen = [name for name in layers if not any(fnmatchcase(name, pattern) for pattern in config["keep"])]
     if not chosen:
         raise LoadError(f"{spec.method} finds no linear layer to quantize in this model.", part="quantization")
+    scratch = _Scratch()
     for name in chosen:
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, Int8Linear(layers.pop(name)))
+        setattr(model.get_submodule(parent), child, Int8Linear(layers.pop(name), scratch))
     # The tensors of a file share one piece of memory, which would stay whole for those that are kept.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()

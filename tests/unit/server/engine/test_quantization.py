@@ -53,6 +53,8 @@ def test_it_computes_what_a_plain_model_with_the_same_weights_computes(tiny_mode
     exact = plain(input_ids=ids).logits
     for name, module in quantized.named_modules():
         if isinstance(module, Int8Linear):
+            rounded = (module.weight_int8.float() * module.scale[:, None]).to(exact.dtype)
+            assert torch.equal(module.expanded(), rounded)
             plain.get_submodule(name).weight.data = module.expanded()
     logits = quantized(input_ids=ids).logits
     assert torch.equal(logits, plain(input_ids=ids).logits)
