@@ -8,6 +8,7 @@ what has come.
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Final
 
 from pratique_contract.constants import TERMINATION_LOG_PATH
 from pratique_contract.reasons import Reason
-from pratique_contract.serving import ServingSpec
+from pratique_contract.serving import DownloadSpec, ServingSpec
 from pratique_contract.verdict import Verdict, VerdictResult
 from pratique_server.config import ConfigError, load_serving_spec
 from pratique_server.fetch.errors import FetchError, HaltedError
@@ -24,6 +25,7 @@ from pratique_server.fetch.fetcher import Fetcher, Settings
 from pratique_server.fetch.halt import Halt
 from pratique_server.fetch.progress import Progress
 from pratique_server.fetch.secrets import Credentials, Redactor, read_credentials
+from pratique_server.fetch.selection import Wanted
 from pratique_server.fetch.targets import Target, find_targets
 from pratique_server.gate.conclude import write_termination_message
 from pratique_server.gate.record_file import find_record
@@ -36,6 +38,7 @@ EXIT_FETCHED: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_STOPPED: Final = 128 + signal.SIGTERM
 LOG_SECONDS: Final = 5.0
+PERSON_SECONDS: Final = 1.0
 # The main thread waits in steps: a signal is then handled between two of them whatever the workers do.
 _STEP_SECONDS: Final = 0.2
 _log = logging.getLogger(__name__)
@@ -80,6 +83,30 @@ def fetch_all(
             _log.info("%s", line)
             said, waited = line, 0.0
     return result[0] if result else None
+
+
+def fetch_for_person(
+    uri: str, folder: Path, *, revision: str | None, download: DownloadSpec, weights: bool, code: bool
+) -> str | None:
+    """Fetch one source with lines about the progress on the error stream; the sentence that says why it failed, or None."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    for noisy in ("httpx", "httpx2"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        credentials = read_credentials(download.credentials_path)
+    except FetchError as error:
+        return error.message
+    redactor, halt = install_redactor(credentials), Halt()
+    _stop_on_signals(halt)
+    target = Target(uri=uri, revision=revision, path=folder.absolute(), wanted=Wanted(weights=weights, code=code))
+    failure = fetch_all(
+        [target], Settings(download=download, credentials=credentials), Progress(), halt, log_seconds=PERSON_SECONDS
+    )
+    if failure is None:
+        return None
+    if isinstance(failure, HaltedError):
+        return "Stopped; run it again to go on where it was"
+    return redactor.clean(f"{failure.reason}: {failure.message}")
 
 
 def install_redactor(credentials: Credentials) -> Redactor:

@@ -105,5 +105,5 @@ class Redactor(logging.Filter):
         if record.exc_info and record.exc_info[1] is not None:
             # Formatted here, where it can be cleaned: a traceback repeats the messages of every error in the chain.
             record.msg += "\n" + self.clean("".join(traceback.format_exception(record.exc_info[1])))
-            record.exc_info = None
+            record.exc_info = record.exc_text = None  # the text another handler may have made of it, too
         return True

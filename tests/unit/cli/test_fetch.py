@@ -1,0 +1,24 @@
+"""``pratique fetch`` for people: what to give, and sentences when it cannot be done."""
+
+from pathlib import Path
+
+from tests.unit.cli.conftest import Run
+
+
+def test_uri_and_folder_or_a_document_are_needed(pratique: Run, tmp_path: Path) -> None:
+    assert pratique("fetch", "hf://owner/name").code == 2
+    assert pratique("fetch", "hf://owner/name", tmp_path, "--config", "x.json").code == 2
+
+
+def test_a_source_that_cannot_be_fetched_is_told_in_one_line(pratique: Run, tmp_path: Path) -> None:
+    result = pratique("fetch", "ftp://user:pa55word@host/model", tmp_path / "model")
+    assert result.code == 3
+    (line,) = [line for line in result.err.splitlines() if line.startswith("error:")]
+    assert "DownloadFailed: ftp://host/model is not something to fetch" in line
+    assert "pa55word" not in result.err
+
+
+def test_credentials_that_are_not_there_are_told(pratique: Run, tmp_path: Path) -> None:
+    result = pratique("fetch", "hf://owner/name", tmp_path / "m", "--credentials", tmp_path / "none")
+    assert result.code == 3
+    assert "does not exist" in result.err
