@@ -116,6 +116,18 @@ def find_uncovered(
     return differences, tuple(uncovered)
 
 
+def find_mismatch(described: ReleaseManifest, loaded: ReleaseManifest, *, other_build: bool) -> PartDifference | None:
+    """Where what was loaded for a test is not what the review is about; None when it is. The image is left out, since a desk runs
+    another one. ``other_build`` lets another program compute: a reference may be older than the one who reviews."""
+    for difference in compare_manifests(described, loaded, fields_max=None):
+        if difference.part != "engine":
+            return difference
+        fields = tuple(field for field in difference.fields if field.path != "imageDigest")
+        if fields and not other_build:
+            return difference.model_copy(update={"fields": fields})
+    return None
+
+
 def required_tests(parts: Iterable[str]) -> tuple[TestKind, ...]:
     """Every kind of test that these differing parts demand, each once."""
     return tuple(dict.fromkeys(kind for part in parts for kind in REQUIRED_TESTS[part]))

@@ -86,6 +86,7 @@ class Findings:
             "notRun": self.outcome.missing,
             "renderingChanges": self.outcome.changes,
             "divergences": self.outcome.divergences,
+            "workload": self.outcome.workload,
             "review": self.review.to_json_value() if self.review else None,
         }
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pratique_cli.load.measures import look_up
 from pratique_cli.review.findings import Findings
 from pratique_contract.canonical import short_digest
 from pratique_contract.compare import FieldDifference
@@ -37,6 +38,7 @@ def print_report(findings: Findings, console: Console | None = None) -> None:
         out.print(_tests_table(findings.review.tests))
     _print_changes(out, findings)
     _print_divergences(out, findings)
+    _print_workload(out, findings)
     _print_end(out, findings)
 
 
@@ -174,6 +176,33 @@ def _print_divergences(out: Console, findings: Findings) -> None:
     out.print()
 
 
+def _print_workload(out: Console, findings: Findings) -> None:
+    """What both servers did on this machine; only the ratios are in the review."""
+    if not findings.outcome.workload:
+        return
+    table = _table("", "reference", "candidate", title="Under load, in turns, on this machine (ms)")
+    sides = [findings.outcome.workload[name] for name in ("reference", "candidate")]
+    for title, path in _WORKLOAD_ROWS.items():
+        values = [look_up(figures, path) for figures in sides]
+        table.add_row(title, *("-" if value is None else f"{value:.4g}" for value in values))
+    out.print(table)
+
+
+_WORKLOAD_ROWS: Final = {
+    "requests": ("requests",),
+    "errors": ("errorRate",),
+    "output tokens per second": ("tokensPerSecond",),
+    "TTFT p50": ("ttftMs", "p50"),
+    "TTFT p95": ("ttftMs", "p95"),
+    "ITL p50": ("itlMs", "p50"),
+    "ITL p95": ("itlMs", "p95"),
+    "TTFT p95, light tenant": ("tenants", "light", "ttftMs", "p95"),
+    "TTFT p95, heavy tenant": ("tenants", "heavy", "ttftMs", "p95"),
+    "fairness (Jain)": ("fairness",),
+    "client's own delay p95": ("sendDelayMs", "p95"),
+}
+
+
 def _from_parting(left: str, right: str) -> tuple[str, str]:
     """Both texts from a few characters before the first difference."""
     index = next(
@@ -193,7 +222,9 @@ def _print_end(out: Console, findings: Findings) -> None:
     if not findings.differences and findings.result == "Covered":
         return
     out.print(endings[findings.result], style="green" if findings.result == "Covered" else "red")
-    told = list(findings.not_comparable) if findings.result == "NotReproducible" else []
-    told += [finding.message for finding in findings.uncovered if not finding.message.startswith("not reproducible")]
-    for line in dict.fromkeys([*told, *(f"{test.kind}: {test.message}" for test in findings.failed)]):
+    told = list(findings.not_comparable) + [f"{test.kind}: {test.message}" for test in findings.failed]
+    # What was told in full is not told again as the cause of something uncovered.
+    others = [finding.message for finding in findings.uncovered]
+    told += [line for line in others if not line.startswith("not reproducible") and " test failed: " not in line]
+    for line in told:
         out.print(f"  - {line}")

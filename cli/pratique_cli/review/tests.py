@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pratique_cli.commands.release.options import ReleaseOptions
 from pratique_cli.errors import CliError, missing_extra
@@ -14,6 +14,10 @@ from pratique_contract.review import ReviewTest, required_tests
 
 Say = Callable[[str], None]
 
+NEEDS_FOLDERS: Final = (
+    "both releases have to be loaded: name their files (--reference-model DIR, --candidate-model DIR)"
+)
+
 
 @dataclass(kw_only=True)
 class Outcome:
@@ -23,6 +27,7 @@ class Outcome:
     missing: dict[str, str] = field(default_factory=dict)
     changes: list[dict[str, Any]] = field(default_factory=list)
     divergences: list[dict[str, Any]] = field(default_factory=list)
+    workload: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def run_all(
@@ -49,8 +54,21 @@ def run_all(
             offline, "both releases have to be loaded: --reference-model, --candidate-model"
         )
     if "Workload" in wanted:
-        outcome.missing["Workload"] = "needs both releases' files: --reference-model, --candidate-model"
+        _run_workload(outcome, sides, specs, limits, say)
     return outcome
+
+
+def _run_workload(outcome: Outcome, sides: Sides, specs: Sequence[Any], limits: Mapping[str, float], say: Say) -> None:
+    reference, candidate = specs
+    if reference is None or candidate is None:
+        outcome.missing["Workload"] = NEEDS_FOLDERS
+        return
+    from pratique_cli.review.workload import run_workload
+
+    assert sides.manifests is not None  # checked by the caller
+    measured = run_workload((reference, candidate), sides.manifests, limits, say)
+    outcome.tests.append(measured.test)
+    outcome.workload = {"reference": measured.reference, "candidate": measured.candidate}
 
 
 def _run_offline(

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import torch
 
-from pratique_contract.compare import PartDifference, compare_manifests
+from pratique_contract.compare import compare_manifests
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.record import ReleaseRecord
-from pratique_contract.review import ReviewTest, TestKind, find_exceeded
+from pratique_contract.review import ReviewTest, TestKind, find_exceeded, find_mismatch
 from pratique_contract.serving import ServingSpec
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.gate.offline import replay_case
@@ -139,27 +139,24 @@ async def _ask(side: Side, prompts: PromptSet, *, like: _Asked | None, scores: b
     """Load one side and ask it. ``like`` is the reference: its prompt ids are asked again, and its answers are scored."""
     assert side.spec is not None
     async with load_release(side.spec) as release:
-        differences = compare_manifests(side.manifest, release.manifest)
-        _require_described(side, differences)
+        _require_described(side, release.manifest)
         ids = like.prompts if like is not None else render_prompts(prompts, release)
         answers = await collect_answers(release, ids, max_tokens=prompts.max_tokens)
         scored = await collect_logits(release, like.answers if like is not None else answers) if scores else []
-        golden = await _replay(side, release) if replays and differences else None
+        other = compare_engines(side.manifest, release.manifest)
+        golden = await _replay(side, release) if replays and other else None
         return _Asked(
             manifest=release.manifest, asked=prompts, prompts=ids, answers=answers, logits=scored, golden=golden
         )
 
 
-def _require_described(side: Side, differences: Sequence[PartDifference]) -> None:
-    """What is loaded must be what the file describes. A desk has another image, and a reference may be of an older build; then its
-    golden cases are replayed, which is what tells whether this build computes it alike."""
-    others = [difference for difference in differences if difference.part != "engine"]
-    build = [d for d in differences for f in d.fields if d.part == "engine" and f.path != "imageDigest"]
-    if others or (build and side.name == "candidate"):
-        first = (others or build)[0]
-        raise ReviewError(
-            f"The {side.name}'s files are not the release that its file describes: {first.message.replace('approved', 'recorded')}"
-        )
+def _require_described(side: Side, loaded: ReleaseManifest) -> None:
+    """A test of other files than the ones under review would prove something about something else. A reference of an older build is
+    computed by this one; whether that is the same is what replaying its golden cases tells."""
+    mismatch = find_mismatch(side.manifest, loaded, other_build=side.name == "reference")
+    if mismatch is not None:
+        sentence = mismatch.message.replace("was approved", "was recorded")
+        raise ReviewError(f"The {side.name}'s files are not the release that its file describes: {sentence}")
 
 
 async def _replay(side: Side, release: LoadedRelease) -> tuple[int, int] | None:

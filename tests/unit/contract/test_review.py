@@ -12,6 +12,7 @@ from pratique_contract.review import (
     Review,
     ReviewedDifference,
     ReviewTest,
+    find_mismatch,
     find_uncovered,
     required_tests,
 )
@@ -130,3 +131,14 @@ def test_a_document_of_another_contract_version_or_without_a_digest_is_not_compa
     record["manifest"]["tokenizer"]["files"][0]["sha256"] = None
     path = record["manifest"]["tokenizer"]["files"][0]["path"]
     assert find_unreadable(record) == (f"tokenizer.files[{path}].sha256: the file is listed without a digest",)
+
+
+def test_a_test_of_other_files_than_those_under_review_is_noticed() -> None:
+    """The oldest way to a good review: test something else. The image does not count, and the reference may be of an older build."""
+    for part in PARTS:
+        mismatch = find_mismatch(REFERENCE, CHANGES[part], other_build=False)
+        assert mismatch is not None
+        assert mismatch.part == part
+    another_image = change("engine", image_digest=make_digest("image"))
+    assert find_mismatch(REFERENCE, another_image, other_build=False) is None
+    assert find_mismatch(REFERENCE, CHANGES["engine"], other_build=True) is None

@@ -1,0 +1,137 @@
+"""A review of real releases: the tiny model loaded twice, scored, served twice and loaded with traffic."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pratique_cli.load import Target, Tenant, make_trace, measure, run_trace
+from pratique_cli.review.workload import LIMITS, Pace, run_workload
+from pratique_contract.record import ReleaseRecord
+from pratique_server.release.offline import build_release
+from tests.integration.server.running import make_spec, serving
+from tests.support import mutations
+from tests.support.models import CHATML, CORPUS
+from tests.unit.cli.conftest import Run, pratique
+
+__all__ = ["pratique"]  # a fixture
+
+
+Record = Callable[..., Path]
+
+
+@pytest.fixture
+def record(pratique: Run, tmp_path: Path) -> Record:
+    def make(name: str, folder: Path, *options: object) -> Path:
+        out = tmp_path / f"{name}.json"
+        result = pratique("release", "record", "--model", folder, "--output", out, *options)
+        assert result.code == 0, result.err
+        return out
+
+    return make
+
+
+@pytest.fixture
+def fp32(record: Record, tiny_model_dir: Path) -> Path:
+    return record("fp32", tiny_model_dir)
+
+
+@pytest.mark.req("R132")
+@pytest.mark.timeout(240)
+def test_another_dtype_is_measured_judged_and_written_down_the_same_twice(
+    pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, tmp_path: Path
+) -> None:
+    """A random model's distributions are so flat that half the bits move them beyond the limits for real models: the test fails."""
+    bf16 = record("bf16", tiny_model_dir, "--dtype", "BF16")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps(text) for text in CORPUS))
+    both = ("--reference-model", tiny_model_dir, "--candidate-model", tiny_model_dir, "--candidate-dtype", "BF16")
+    reason = ("--intentional", "quantization=half the memory", "--prompts", prompts)
+    reviewed = [tmp_path / name for name in ("a.json", "b.json")]
+    for out in reviewed:
+        result = pratique("release", "review", fp32, bf16, *both, *reason, "--write", out)
+        assert result.code == 5, result.out + result.err
+        assert "klMean is" in result.out
+    assert reviewed[0].read_bytes() == reviewed[1].read_bytes()
+    review = ReleaseRecord.from_json(reviewed[0].read_text()).review
+    assert review is not None
+    tests = {test.kind: test for test in review.tests}
+    assert set(tests) == {"SemanticParity", "LogitComparison"}
+    assert tests["SemanticParity"].measurements["prompts"] == len(CORPUS)
+    kl = tests["LogitComparison"].measurements["klMean"]
+    assert isinstance(kl, float)
+    assert 0 < kl < 0.05, "rounding moves a distribution; another model would move it by nats"
+
+
+@pytest.mark.timeout(120)
+def test_files_that_are_not_the_release_under_review_are_refused(
+    pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, tmp_path: Path
+) -> None:
+    """The oldest way to have a good review: test something else."""
+    wrong = mutations.copy_of(tiny_model_dir, tmp_path / "wrong", mutations.flip_weight_byte)
+    changed = record("wrong", wrong)
+    both = ("--reference-model", tiny_model_dir, "--candidate-model", tiny_model_dir)
+    result = pratique("release", "review", fp32, changed, *both)
+    assert result.code == 3
+    assert (
+        "The candidate's files are not the release that its file describes: model.files[model.safetensors]"
+        in result.err
+    )
+
+
+@pytest.mark.timeout(120)
+def test_a_changed_template_is_rendered_by_both_and_shown(
+    pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(CHATML.replace("helpful", "brief"))
+    changed = record("changed", tiny_model_dir, "--chat-template", template)
+    both = ("--reference-model", tiny_model_dir, "--candidate-model", tiny_model_dir)
+    options = ("--candidate-chat-template", template, "--intentional", "chatTemplate=shorter answers", "-o", "json")
+    result = pratique("release", "review", fp32, changed, *both, *options)
+    assert result.code == 0, result.out + result.err
+    value = json.loads(result.out)
+    (test,) = value["review"]["tests"]
+    assert (test["kind"], test["measurements"]["source"]) == ("RenderedFixtures", "files")
+    lines = {line for change in value["renderingChanges"] for line in change["lines"]}
+    assert "+'You are a brief assistant.<|im_end|>\\n'" in lines
+
+
+@pytest.mark.req("R53", "R132")
+@pytest.mark.timeout(120)
+async def test_a_changed_scheduler_flag_is_measured_on_two_served_releases(tiny_model_dir: Path) -> None:
+    specs = [make_spec(tiny_model_dir, engine={"max_num_seqs": seats}) for seats in (16, 8)]
+    manifests = [await build_release(spec) for spec in specs]
+    # The machine that runs this may be doing anything else: what is proved is that figures are taken and held to limits.
+    wide = {f"Workload.{name}": 0.0 if name.endswith("Min") else 100.0 for name in LIMITS if name != "errorRateMax"}
+    measured = await asyncio.to_thread(
+        run_workload,
+        (specs[0], specs[1]),
+        (manifests[0], manifests[1]),
+        wide,
+        lambda _: None,
+        pace=Pace(rounds=2, seconds_min=1.5, seconds_max=1.5),
+    )
+    assert measured.test.passed, measured.test.message
+    assert set(measured.test.measurements) >= {name[:-3] for name in LIMITS}
+    assert measured.candidate["tenants"]["light"]["ttftMs"]["samples"] > 0
+
+
+@pytest.mark.req("R116", "R123")
+def test_the_load_driver_measures_a_real_server(tiny_model_dir: Path) -> None:
+    tenants = (Tenant(name="light", rate=6.0), Tenant(name="heavy", rate=3.0, prompt_words=(40, 60)))
+    with serving(make_spec(tiny_model_dir)) as (running, _):
+        running.wait_ready()
+        fingerprint = running.verdict()["fingerprint"]
+        trace = make_trace(tenants, seconds=2, seed=1)
+        observed = asyncio.run(run_trace(trace, Target(url=running.api_url, model="tiny")))
+        running.wait_idle()
+    figures = measure(observed)
+    assert figures["errors"] == {}
+    assert figures["requests"] == len(trace) > 4
+    assert {seen.fingerprint for seen in observed} == {fingerprint}
+    assert figures["ttftMs"]["p50"] <= figures["e2eMs"]["p50"]
+    assert figures["outputTokens"] == sum(seen.output_tokens or 0 for seen in observed) > 0
+    assert 0.5 <= figures["fairness"] <= 1.0
