@@ -81,7 +81,7 @@ lint: venv ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy e2e
+	@$(BIN)/mypy e2e bench
 	@$(BIN)/lint-imports
 
 .PHONY: format
