@@ -76,6 +76,10 @@ images: venv ## Build the two images and load them into the cluster (nothing to 
 bench-hash: venv ## How quick weights are read and hashed, beside plain sha256 (1 min; writes bench/results)
 	@$(BIN)/python -m bench.hash_speed
 
+.PHONY: bench-gate
+bench-gate: venv ## What the gate costs: its own time, /readyz under load, users' first tokens (8 min; writes bench/results)
+	@$(BIN)/python -m bench.gate_cost
+
 .PHONY: lint
 lint: venv ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff check .

@@ -43,9 +43,8 @@ class PartDifference(ContractModel):
             return f"{self.part}: {shorten(self.expected)} was approved, {shorten(self.observed)} is loaded"
         if self.part == "engine":
             return _explain_engine(self, compiled=False)
-        first = self.fields[0]
-        more = f" (and {len(self.fields) - 1} more)" if len(self.fields) > 1 else ""
-        return f"{self.part}.{first.path}: {_approved_and_loaded(first)}{more}"
+        first, *others = self.fields
+        return f"{self.part}.{first.path}: {_approved_and_loaded(first)}{_also(others)}"
 
 
 _LONG_DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
@@ -60,6 +59,15 @@ def _approved_and_loaded(field: "FieldDifference") -> str:
     words = {"absent": "nothing"}
     expected, observed = (words.get(value, shorten(value)) for value in (field.expected, field.observed))
     return f"{expected} was approved, {observed} is loaded"
+
+
+def _also(others: "Sequence[FieldDifference]") -> str:
+    """What else moved, by name: often the digests that follow from the first."""
+    if not others:
+        return ""
+    names = [field.path for field in others[:3]]
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    return f" (also {', '.join(names)}{more})"
 
 
 def find_cause(differences: Sequence[PartDifference]) -> tuple[PartDifference, str]:
@@ -81,8 +89,7 @@ def _explain_engine(engine: PartDifference, *, compiled: bool) -> str:
     libraries = [field for field in engine.fields if field.path.startswith("libraries")]
     causes = libraries or [field for field in engine.fields if field.path == "build"] or list(engine.fields[:1])
     named = "; ".join(f"engine.{cause.path}: {_approved_and_loaded(cause)}" for cause in causes[:3])
-    others = len(engine.fields) - len(causes[:3])
-    more = f" (and {others} more)" if others > 0 else ""
+    more = _also([field for field in engine.fields if field not in causes[:3]])
     effect = ", which makes another tokenizer of the same files" if compiled else ""
     whose = (
         "; the record was made with another version of the server than the pod runs"

@@ -17,15 +17,19 @@ def first_difference(expected: Sequence[object], observed: Sequence[object]) -> 
 
 
 def show_text(text: str, index: int) -> str:
-    """The text around an index on one line, the place marked with ▸ and what cannot be seen written out (\\n, \\u200b)."""
+    """The text around an index on one line, the place marked with ▸ and what cannot be seen written out (⏎, \\u200b)."""
     start, end = max(0, index - CONTEXT), index + CONTEXT
     before, after = _visible(text[start:index]), _visible(text[index:end])
     return f"“{'…' if start else ''}{before}▸{after}{'…' if end < len(text) else ''}”"
 
 
+_SHOWN_AS: Final = {"\n": "⏎", "\t": "⇥"}
+
+
 def _visible(text: str) -> str:
-    """Runs of spaces show as ␣: tables and terminals would fold them, and they are what a template loses most easily."""
-    escaped = "".join(c if c.isprintable() and c != "\\" else repr(c)[1:-1] for c in text)
+    """Runs of spaces show as ␣: tables and terminals would fold them, and they are what a template loses most easily. A line feed
+    is not written as \\n, which templates hold as two characters of their own."""
+    escaped = "".join(_SHOWN_AS.get(c) or (c if c.isprintable() else repr(c)[1:-1]) for c in text)
     return re.sub(" {2,}", lambda run: "␣" * len(run[0]), escaped)
 
 

@@ -26,6 +26,9 @@ from pratique_server.life.idle import GaveWayError, IdleTime
 JITTER: Final = 0.1
 # After a round that was cut or that failed the next one comes sooner: the first has proved nothing, the second is to be confirmed.
 SOON_SHARE: Final = 0.1
+# A step that is running cannot be cut, and a prefill of hundreds of tokens is the longest there is: cases that need one run in every
+# n-th round only, and whenever something is to be confirmed.
+WHOLE_EVERY_ROUNDS: Final = 6
 STEP_SECONDS_MAX: Final = 120.0
 # What says that the pod could not be asked, not that it answered wrongly.
 _UNANSWERED: Final = frozenset({Reason.ENGINE_UNREACHABLE, Reason.PROBE_TIMEOUT})
@@ -36,13 +39,14 @@ _log = logging.getLogger(__name__)
 
 
 class Reverifier:
-    """``steps`` gives the parts of one round, each of which raises ``CheckFailedError`` when the pod is wrong."""
+    """``steps`` gives the parts of one round, each of which raises ``CheckFailedError`` when the pod is wrong; its argument says whether
+    the round is whole or leaves out what would keep a user waiting."""
 
     def __init__(
         self,
         spec: ReverifySpec,
         *,
-        steps: Callable[[], Sequence[Step]],
+        steps: Callable[[bool], Sequence[Step]],
         idle: IdleTime,
         holder: VerdictHolder,
         counter: Counter,
@@ -59,6 +63,7 @@ class Reverifier:
         self._jitter = jitter
         self._sleep = sleep
         self._failures = 0
+        self._rounds = 0
 
     async def run(self) -> None:
         """Until it is cancelled, or this pod has been taken out. The verdict must have passed."""
@@ -71,8 +76,9 @@ class Reverifier:
 
     async def _run_round(self) -> str:
         result, failure = "pass", None
+        whole = self._failures > 0 or self._rounds % WHOLE_EVERY_ROUNDS == WHOLE_EVERY_ROUNDS - 1
         try:
-            for step in self._steps():
+            for step in self._steps(whole):
                 await self._idle.run(lambda step=step: _in_time(step))  # type: ignore[misc]
         except GaveWayError:
             result = "gave_way"
@@ -83,6 +89,7 @@ class Reverifier:
             result, failure = ("unanswered", None) if error.reason in _UNANSWERED else ("fail", error)
             _log.log(logging.ERROR if failure else logging.WARNING, "Re-verification failed: %s", error.message)
         self._counter.labels(result=result).inc()
+        self._rounds += result == "pass"
         if result in ("pass", "fail"):
             self._conclude(failure)
         return result

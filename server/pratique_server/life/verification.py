@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
@@ -26,6 +27,9 @@ from pratique_server.life.loading import Loaded
 from pratique_server.life.recording import RecordDesk
 from pratique_server.life.reverification import Reverifier, Step
 from pratique_server.metrics import Metrics
+
+# A prefill step of this many tokens is about as long as a few decode steps: nobody notices that it could not be cut.
+SHORT_PROMPT_TOKENS_MAX: Final = 128
 
 _log = logging.getLogger(__name__)
 
@@ -139,16 +143,18 @@ class Verification:
         finally:
             await client.close()
 
-    def _steps(self, loaded: Loaded, client: ProbeClient) -> Sequence[Step]:
-        """One round: every case of the record that was proved, then the engine's block accounts."""
+    def _steps(self, loaded: Loaded, client: ProbeClient, whole: bool) -> Sequence[Step]:
+        """One round: the cases of the record that was proved (those with a short prompt unless the round is whole), then the engine's
+        block accounts."""
         runner = CaseRunner(client, manifest=loaded.manifest, renderer=loaded.renderer)
         cases = self._proved.golden.cases if self._proved is not None else ()
+        short = [case for case in cases if len(case.prompt_ids) <= SHORT_PROMPT_TOKENS_MAX]
 
         async def check_blocks() -> None:
             stats: EngineStats = await loaded.engine.stats()
             check_accounts(stats)
 
-        return [*(partial(runner.run, case) for case in cases), check_blocks]
+        return [*(partial(runner.run, case) for case in (short if short and not whole else cases)), check_blocks]
 
     async def _guarded(self, what: str, work: Awaitable[None]) -> None:
         try:

@@ -223,3 +223,29 @@ def test_a_record_too_large_for_a_config_map_is_refused(pratique: Run, tmp_path:
 
 def test_the_record_read_back_is_the_record(record_file: Path) -> None:
     assert ReleaseRecord.from_json(record_file.read_text()) == make_record()
+
+
+def test_a_verdict_is_read_from_its_sentence_down() -> None:
+    from pratique_cli.commands.release.output import describe_verdict
+    from pratique_contract import CheckResult, Evidence, Reason, Verdict, VerdictResult
+
+    message = "model.revision: 1 was approved, 2 is loaded"
+    verdict = Verdict(
+        result=VerdictResult.FAIL,
+        reason=Reason.MODEL_MISMATCH,
+        message=message,
+        part="model",
+        expected="sha256:a",
+        observed="two\nlines",
+        evidence=(Evidence(subject="model.revision", expected="1", observed="2"),),
+        checks=(CheckResult(name="manifest", result=VerdictResult.FAIL, duration_ms=1.2, message=message),),
+    )
+    lines = describe_verdict(verdict).splitlines()
+    assert lines[:4] == [
+        f"Fail: ModelMismatch: {message}",
+        "  Part:      model",
+        "  Approved:  sha256:a",
+        "  Observed:  'two\\nlines'",
+    ]
+    assert lines[6].split() == ["manifest", "Fail", "1", "ms", "as", "said", "above"]
+    assert lines[-1].split() == ["model.revision", "1", "2"]

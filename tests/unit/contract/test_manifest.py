@@ -132,7 +132,7 @@ def test_a_difference_reads_as_a_sentence() -> None:
     (difference,) = compare_manifests(BASE, changed)
     assert [field.path for field in difference.fields] == ["files[extra.json]", "files[model.safetensors].sha256"]
     assert difference.message.startswith("model.files[extra.json]: nothing was approved, ")
-    assert difference.message.endswith(" is loaded (and 1 more)")
+    assert difference.message.endswith(" is loaded (also files[model.safetensors].sha256)")
 
 
 def test_another_build_of_the_server_is_said_in_words() -> None:

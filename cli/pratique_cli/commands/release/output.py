@@ -47,12 +47,25 @@ def describe_manifest(manifest: "ReleaseManifest") -> str:
 
 
 def describe_verdict(verdict: "Verdict") -> str:
-    rows = [(check.name, check.result, f"{check.duration_ms:.0f} ms", check.message) for check in verdict.checks]
-    lines = [f"{verdict.result}: {verdict.one_line()}", "", format_table(("CHECK", "RESULT", "TIME", "FOUND"), rows)]
+    """The sentence first, then what was approved and seen, then every check and every differing field."""
+    lines = [f"{verdict.result}: {verdict.one_line()}"]
+    if not verdict.passed:
+        facts = (("Part", verdict.part), ("Approved", verdict.expected), ("Observed", verdict.observed))
+        lines += [f"  {name + ':':<10} {_on_one_line(value)}" for name, value in facts if value]
+    told = {verdict.message: "as said above"}
+    rows = [
+        (check.name, check.result, f"{check.duration_ms:.0f} ms", told.get(check.message, check.message))
+        for check in verdict.checks
+    ]
+    lines += ["", format_table(("CHECK", "RESULT", "TIME", "FOUND"), rows)]
     if verdict.evidence:
         evidence = [(item.subject, item.expected, item.observed) for item in verdict.evidence]
         lines += ["", format_table(("EVIDENCE", "APPROVED", "OBSERVED"), evidence)]
     return "\n".join(lines)
+
+
+def _on_one_line(text: str) -> str:
+    return text if text.isprintable() else repr(text)
 
 
 def to_text(value: Any, form: Format) -> str:

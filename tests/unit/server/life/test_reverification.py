@@ -17,7 +17,7 @@ from pratique_server.engine.protocol import EngineDeadError
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.gate.holder import VerdictHolder
 from pratique_server.life.idle import GaveWayError, IdleTime
-from pratique_server.life.reverification import SOON_SHARE, Reverifier
+from pratique_server.life.reverification import SOON_SHARE, WHOLE_EVERY_ROUNDS, Reverifier
 from pratique_server.metrics import Metrics
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,7 +38,11 @@ class Rounds:
     outcomes: list[Exception | None]
     slept: list[float] = field(default_factory=list)
 
-    def steps(self) -> Sequence[Callable[[], Awaitable[object]]]:
+    whole: list[bool] = field(default_factory=list)
+
+    def steps(self, whole: bool) -> Sequence[Callable[[], Awaitable[object]]]:
+        self.whole.append(whole)
+
         async def step() -> None:
             outcome = self.outcomes.pop(0)
             if outcome is not None:
@@ -128,6 +132,14 @@ async def test_what_says_nothing_about_the_answers_is_no_failure(outcome: Except
     verdict = await _run(Rounds([outcome] * 5), ReverifySpec(failures=1, on_failure="Unready"), metrics)
     assert verdict == PASSED
     assert 'result="fail"' not in metrics.exposition().decode()
+
+
+async def test_what_keeps_users_waiting_runs_seldom_and_whenever_something_is_to_be_confirmed() -> None:
+    """A fault that only the long prompt shows must not be forgiven by the short rounds between."""
+    rounds = Rounds([None] * 6 + [WRONG, WRONG, None, None])
+    await _run(rounds, ReverifySpec(failures=3))
+    assert rounds.whole == [False] * 5 + [True, False, True, True, False]
+    assert WHOLE_EVERY_ROUNDS == 6
 
 
 async def test_rounds_are_counted_by_result() -> None:

@@ -1,0 +1,388 @@
+"""What the gate costs: ``make bench-gate``.
+
+1. The gate's own time on SmolLM2, from a loaded engine to the verdict, and that of the first record under TrustFirst.
+2. ``/readyz`` while the engine is saturated: at the handler, and over sockets of 127.0.0.1, beside a bare server in a process of
+   its own that answers the same bytes: what that one takes is the machine's, not ours.
+3. What idle re-verification costs users: time to first token of single requests in blocks with and without it, in turn. Rounds come
+   ``EXAGGERATION`` times as often as by default, else nothing could be seen; the result for the default is the excess divided by that.
+
+Results go to ``bench/results/gate-cost.json`` and ``.md`` with the conditions. No test holds a limit against them.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bench.conditions import cpu_seconds, describe_host
+from bench.gate_server import SWITCH
+from tests.support.models import smollm2
+
+RESULTS: Final = Path(__file__).parent / "results"
+STREAMS: Final = 24  # more than max_num_seqs (16): some always wait
+INTERVAL_DEFAULT: Final = 600.0
+EXAGGERATION: Final = 60
+START_SECONDS_MAX: Final = 300.0
+PROBES_PER_SECOND: Final = 50
+WORDS: Final = ("harbour", "pilot", "anchor", "lantern", "compass", "cargo", "rudder", "island")
+BARE_ANSWER: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 3\r\n\r\nok\n"
+
+
+class Server:
+    """One serving process and where it answers."""
+
+    def __init__(self, folder: Path, child: "subprocess.Popen[bytes]", api: int, management: int) -> None:
+        self.folder, self.child = folder, child
+        self.api, self.management = f"http://127.0.0.1:{api}", f"http://127.0.0.1:{management}"
+        self.management_port = management
+
+    def wait_verdict(self) -> dict[str, Any]:
+        end = time.monotonic() + START_SECONDS_MAX
+        while time.monotonic() < end:
+            if self.child.poll() is not None:
+                raise RuntimeError(f"the server ended: {(self.folder / 'log').read_text()[-2000:]}")
+            try:
+                verdict: dict[str, Any] = httpx.get(f"{self.management}/verdict", trust_env=False).json()
+            except httpx.TransportError:
+                verdict = {"result": "Pending"}
+            if verdict["result"] != "Pending":
+                return verdict
+            time.sleep(0.2)
+        raise RuntimeError("no verdict in time")
+
+
+@contextmanager
+def serving(folder: Path, release: dict[str, Any]) -> Iterator[Server]:
+    """Serve SmolLM2 in a process of its own."""
+    ports = [_free_port(), _free_port()]
+    model = smollm2()
+    spec = {
+        "servedModelName": "smollm2",
+        "model": {"path": str(model), "uri": f"file://{model}"},
+        "release": release,
+        "host": "127.0.0.1",
+        "apiPort": ports[0],
+        "managementPort": ports[1],
+        "probeTimeoutSeconds": 120,
+    }
+    (folder / "serving.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "bench.gate_server", str(folder / "serving.json"), str(folder)]
+    with (folder / "log").open("wb") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        yield Server(folder, child, *ports)
+    finally:
+        child.terminate()
+        try:
+            child.wait(60)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def measure_gate(folder: Path, runs: int) -> dict[str, Any]:
+    """Record once under TrustFirst, then prove that record ``runs`` times."""
+    with serving(folder, {"policy": "TrustFirst"}) as server:
+        first = _require_pass(server.wait_verdict())
+        record = httpx.get(f"{server.management}/record", trust_env=False)
+        (folder / "record.json").write_bytes(record.content)
+    gates = []
+    for _ in range(runs):
+        with serving(folder, _enforce(folder)) as server:
+            gates.append(_require_pass(server.wait_verdict()))
+    checks = {check["name"]: check["durationMs"] for check in first["checks"]}
+    return {
+        "fingerprint": first["fingerprint"],
+        "gateSeconds": [round(gate["durationMs"] / 1000, 2) for gate in gates],
+        "checksMs": {check["name"]: check["durationMs"] for check in gates[-1]["checks"]},
+        "recordAndProveSeconds": round(checks["own-record"] / 1000, 2),
+    }
+
+
+def measure_readyz(folder: Path, seconds: float) -> dict[str, Any]:
+    """Latencies of /readyz (ms), idle and saturated."""
+    found: dict[str, Any] = {}
+    with serving(folder, {**_enforce(folder), "reverify": {"intervalSeconds": 0}}) as server:
+        _require_pass(server.wait_verdict())
+        with bare_server() as bare_port:
+            found["idle"] = probe_both(server.management_port, bare_port, seconds / 2)
+            stop = threading.Event()
+            load = threading.Thread(target=lambda: asyncio.run(saturate(server.api, stop)))
+            load.start()
+            time.sleep(3)
+            found["saturated"] = probe_both(server.management_port, bare_port, seconds)
+            stats = httpx.get(f"{server.management}/stats", trust_env=False).json()["engine"]
+            found["engineWhileSaturated"] = {name: stats[name] for name in ("running", "waiting")}
+            stop.set()
+            load.join()
+    handler = json.loads((folder / "handler.json").read_text())
+    found["handler"] = summarize(handler)
+    return found
+
+
+def probe_both(port: int, bare_port: int, seconds: float) -> dict[str, Any]:
+    """The server and the bare one in turn, on a connection that stays open and on a new one for each (as the kubelet does)."""
+    taken: dict[str, list[float]] = {"kept": [], "new": [], "bareKept": [], "bareNew": []}
+    kept = {"kept": _connect(port), "bareKept": _connect(bare_port)}
+    end = time.perf_counter() + seconds
+    try:
+        while time.perf_counter() < end:
+            for name in taken:
+                begun = time.perf_counter()
+                if name in kept:
+                    _ask(kept[name])
+                else:
+                    with _connect(port if name == "new" else bare_port) as connection:
+                        _ask(connection)
+                taken[name].append(time.perf_counter() - begun)
+                time.sleep(1 / PROBES_PER_SECOND)
+    finally:
+        for connection in kept.values():
+            connection.close()
+    return {name: summarize(values) for name, values in taken.items()}
+
+
+def _connect(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _ask(connection: socket.socket) -> None:
+    connection.sendall(b"GET /readyz HTTP/1.1\r\nhost: bench\r\n\r\n")
+    answer = b""
+    while b"\r\n\r\n" not in answer or not answer.endswith(b"\n"):
+        answer += connection.recv(65536)
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"not ready: {answer[:200]!r}")
+
+
+@contextmanager
+def bare_server() -> Iterator[int]:
+    """A process that answers every request with the same bytes, with nothing else to do."""
+    command = [sys.executable, "-c", _BARE]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    try:
+        yield int(child.stdout.readline())
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+_BARE: Final = f"""
+import asyncio
+async def answer(reader, writer):
+    while await reader.readuntil(b"\\r\\n\\r\\n"):
+        writer.write({BARE_ANSWER!r})
+async def serve(reader, writer):
+    try: await answer(reader, writer)
+    except (asyncio.IncompleteReadError, ConnectionError): writer.close()
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+async def saturate(url: str, stop: threading.Event) -> None:
+    """Keep ``STREAMS`` long answers running."""
+    limits = httpx.Limits(max_connections=STREAMS)
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:
+
+        async def one(number: int) -> None:
+            while not stop.is_set():
+                body = chat_body(f"Tell me a story about ship number {number}.", max_tokens=400)
+                async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                    async for _ in response.aiter_raw():
+                        if stop.is_set():
+                            break
+
+        await asyncio.gather(*(one(number) for number in range(STREAMS)))
+
+
+def measure_users(folder: Path, *, blocks: int, requests: int, seed: int) -> dict[str, Any]:
+    """Time to first token (ms) of single users with re-verification off and on, block by block."""
+    dice = random.Random(seed)
+    times: dict[str, list[float]] = {"off": [], "on": []}
+    reverify = {"intervalSeconds": INTERVAL_DEFAULT / EXAGGERATION}
+    with serving(folder, {**_enforce(folder), "reverify": reverify}) as server:
+        _require_pass(server.wait_verdict())
+        for block in range(blocks * 2):
+            state = ("off", "on")[block % 2]
+            switch = folder / SWITCH
+            switch.touch() if state == "on" else switch.unlink(missing_ok=True)
+            for number in range(requests + 1):
+                # Longer than the two seconds of quiet that re-verification waits for, and at no moment that it could know.
+                time.sleep(dice.uniform(2.0, 5.0))
+                taken = first_token_seconds(server.api, f"{dice.choice(WORDS)} {dice.randrange(1000)}")
+                if number:  # the first of a block may still meet the other state
+                    times[state].append(taken)
+        metrics = httpx.get(f"{server.management}/metrics", trust_env=False).text
+    rounds = [line for line in metrics.splitlines() if line.startswith("pratique_reverifications_total{")]
+    mean = {state: statistics.fmean(values) for state, values in times.items()}
+    excess = mean["on"] / mean["off"] - 1
+    return {
+        "off": summarize(times["off"]),
+        "on": summarize(times["on"]),
+        "rounds": rounds,
+        "meanRatioExaggerated": round(1 + excess, 4),
+        "overheadAtDefault": round(excess / EXAGGERATION, 5),
+    }
+
+
+def first_token_seconds(url: str, text: str) -> float:
+    body = chat_body(f"Say this back: {text}", max_tokens=6)
+    begun = time.perf_counter()
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False) as response:
+        for line in response.iter_lines():
+            if '"content":"' in line and '"content":""' not in line:
+                taken = time.perf_counter() - begun
+                break
+        else:
+            raise RuntimeError(f"no token: HTTP {response.status_code}")
+        for _ in response.iter_lines():
+            pass
+    return taken
+
+
+def chat_body(text: str, *, max_tokens: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": "smollm2", "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+
+
+def summarize(seconds: list[float]) -> dict[str, Any]:
+    """Milliseconds."""
+    ordered = sorted(value * 1000 for value in seconds)
+
+    def at(share: float) -> float:
+        return round(ordered[min(int(share * len(ordered)), len(ordered) - 1)], 3)
+
+    return {"count": len(ordered), "p50": at(0.5), "p95": at(0.95), "p99": at(0.99), "max": round(ordered[-1], 3)}
+
+
+def _enforce(folder: Path) -> dict[str, Any]:
+    return {"policy": "Enforce", "recordPath": str(folder / "record.json")}
+
+
+def _require_pass(verdict: dict[str, Any]) -> dict[str, Any]:
+    if verdict["result"] != "Pass":
+        raise RuntimeError(f"{verdict['reason']}: {verdict['message']}")
+    return verdict
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def to_markdown(report: dict[str, Any]) -> str:
+    conditions, gate, ready, users = (report[name] for name in ("conditions", "gate", "readyz", "users"))
+    host = (
+        f"{conditions['at']}: {conditions['processor']}, {conditions['cores']} cores; SmolLM2-135M-Instruct in BF16, release "
+        f"`{gate['fingerprint'][:19]}…`, engine on one thread. Others used {conditions['coresUsedByOthers']} cores meanwhile "
+        f"(load {conditions['loadAverage']} before)."
+    )
+    times = (
+        f"Gate: {', '.join(f'{value:.1f} s' for value in gate['gateSeconds'])} (runs one after the other). "
+        f"First record under TrustFirst, made and proved: {gate['recordAndProveSeconds']:.1f} s."
+    )
+    engine = ready["engineWhileSaturated"]
+    saturated = (
+        f"Saturated: {STREAMS} streams, {engine['running']} running and {engine['waiting']} waiting. *Bare* is a server in a "
+        "process of its own that always answers the same: the machine's share."
+    )
+    rate = (
+        f"Single requests 2 to 5 s apart, blocks in turn; a round every {INTERVAL_DEFAULT / EXAGGERATION:g} s, {EXAGGERATION} "
+        f"times as often as by default. Rounds: {', '.join(f'`{line}`' for line in users['rounds'])}."
+    )
+    means = (
+        f"Means: {users['meanRatioExaggerated']:.3f} to 1 at {EXAGGERATION} times the rate, so "
+        f"{users['overheadAtDefault']:.2%} at the default."
+    )
+    checks = [f"| {name} | {value:.0f} |" for name, value in gate["checksMs"].items()]
+    figures = "count | p50 | p95 | p99 | max |"
+    return "\n".join(
+        [
+            *("# What the gate costs", "", host, ""),
+            *("## From a loaded engine to the verdict", "", times, "", "| check | ms |", "|---|---|", *checks, ""),
+            *("## `/readyz` (ms)", "", saturated, "", f"| where | state | {figures}", "|---|---|---|---|---|---|---|"),
+            *_readyz_rows(ready),
+            *("", "## Users' time to first token while idle re-verification runs (ms)", "", rate, ""),
+            *(f"| re-verification | {figures}", "|---|---|---|---|---|---|"),
+            *(_row(state, None, users[state]) for state in ("off", "on")),
+            *("", means, ""),
+        ]
+    )
+
+
+def _readyz_rows(ready: dict[str, Any]) -> list[str]:
+    names = {
+        "kept": "socket, kept open",
+        "new": "socket, new for each",
+        "bareKept": "bare, kept open",
+        "bareNew": "bare, new for each",
+    }
+    rows = [_row(title, state, ready[state][name]) for state in ("idle", "saturated") for name, title in names.items()]
+    return [_row("at the handler", "both", ready["handler"]), *rows]
+
+
+def _row(where: str, state: str | None, values: dict[str, Any]) -> str:
+    cells = [
+        where,
+        *([] if state is None else [state]),
+        *(values[name] for name in ("count", "p50", "p95", "p99", "max")),
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=40)
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    host = describe_host()
+    begun, (all_before, _) = time.perf_counter(), cpu_seconds()
+    own_before = sum(os.times()[:4])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        gate = measure_gate(folder, options.runs)
+        readyz = measure_readyz(folder, options.seconds)
+        users = measure_users(folder, blocks=options.blocks, requests=options.requests, seed=options.seed)
+    (all_after, _), seconds = cpu_seconds(), time.perf_counter() - begun
+    own = sum(os.times()[:4]) - own_before  # children that have ended are counted
+    conditions = {
+        **host,
+        **vars(options),
+        "secondsInAll": round(seconds),
+        "coresUsedByOthers": round(max(0.0, all_after - all_before - own) / seconds, 2),
+    }
+    report = {"conditions": conditions, "gate": gate, "readyz": readyz, "users": users}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "gate-cost.json").write_text(json.dumps(report, indent=2) + "\n")
+    (RESULTS / "gate-cost.md").write_text(to_markdown(report))
+    print(to_markdown(report), end="")
+
+
+if __name__ == "__main__":
+    main()
