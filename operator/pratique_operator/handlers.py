@@ -81,7 +81,12 @@ def register(
     async def look_after_references() -> None:
         while True:
             await asyncio.sleep(config.reference_seconds)
-            for key in await find_changed():
+            try:
+                changed = await find_changed()
+            except Exception:  # an answer nobody expected must not end the looking
+                LOG.exception("Referred objects were not looked at")
+                continue
+            for key in changed:
                 queue.trigger(key)
 
     @kopf.on.login(registry=registry)

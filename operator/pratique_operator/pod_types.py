@@ -38,7 +38,7 @@ class EnvVarSource(ContractModel):
 
 
 class EnvVar(ContractModel):
-    """One environment variable of the serving container."""
+    """One environment variable of the pod's containers: the server's, and of the one that fetches (a proxy, for example)."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(

@@ -1,13 +1,15 @@
 """The CRD on a real API server: refused values name the field, good ones pass, subresources work as a person expects."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pratique_contract import constants
 from pratique_operator import kinds
 from pratique_operator.errors import RejectedError
-from tests.integration.operator.conftest import World
+from tests.integration.operator.conftest import REPOSITORY, World
 
 pytestmark = pytest.mark.integration
 
@@ -269,6 +271,17 @@ def test_every_cache_is_accepted_and_one_fetched_source_is_enough_for_it(bare: W
 
 def test_trust_first_is_accepted_without_a_record(bare: World) -> None:
     bare.create(release={"policy": "TrustFirst", "reviewPolicy": "Warn"})
+
+
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "examples").glob("*.yaml")), ids=lambda file: file.name)
+def test_every_example_is_accepted_once_it_is_stamped(bare: World, file: Path) -> None:
+    for document in yaml.safe_load_all(file.read_text()):
+        document["metadata"]["namespace"] = bare.namespace
+        document["metadata"]["labels"] = {constants.LABEL_OPERATOR: "nobody"}
+        with pytest.raises(RejectedError, match="recordRef needs fingerprint"):
+            bare.apply(document)
+        document["spec"]["release"]["fingerprint"] = DIGEST
+        bare.apply(document)
 
 
 def test_only_replicas_is_defaulted_in_the_stored_object(bare: World) -> None:

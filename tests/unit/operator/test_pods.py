@@ -269,6 +269,11 @@ def test_reason_stands_while_the_next_attempt_begins_and_is_over_when_it_runs_fo
     assert found == (("DownloadNotFound", "no x (the next attempt runs)") if stands else None)
 
 
+def test_image_that_cannot_be_pulled_for_the_fetch_is_named() -> None:
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    assert fetch_trouble(state=waiting) == ("ImagePullFailed", "i:1: no such image")
+
+
 def test_later_attempt_that_succeeds_clears_the_reason() -> None:
     assert fetch_trouble(state=ended(code=0), lastState=ended("DownloadStalled: x")) is None
 
