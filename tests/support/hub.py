@@ -360,8 +360,9 @@ class Hub(Peer):
         if not entry.lfs:
             request.send_content(entry.path, {**headers, "ETag": f'"{entry.blob}"'})
             return
-        headers |= {"X-Linked-Size": str(entry.size), "X-Linked-ETag": f'"{entry.sha256}"', **request.fault.headers}
-        request.send(302, b"", {**headers, "Location": f"{self._cdn}/cdn/{entry.sha256}?Signature=very-secret"})
+        linked = {"X-Linked-Size": str(entry.size), "X-Linked-ETag": f'"{entry.sha256}"'}
+        location = f"{self._cdn}/cdn/{entry.sha256}?Signature=very-secret"
+        request.send(302, b"", {**headers, **linked, **request.fault.headers, "Location": location})
 
     def _send_blob(self, request: _Handler, sha256: str) -> None:
         if request.headers["Authorization"] is not None:

@@ -5,6 +5,7 @@ levels down: what is extracted keeps its folders at first, then the one folder t
 """
 
 import os
+import shutil
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from pratique_server.fetch.selection import (
 )
 
 _CHUNK_BYTES: Final = 1024 * 1024
+_WHITEOUT: Final = ".wh."
+_OPAQUE: Final = ".wh..wh..opq"
 MEMBERS_MAX: Final = 1_000_000
 _MARKERS: Final = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _CANDIDATE_SUFFIXES: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt", ".codes", ".py")
@@ -66,6 +69,9 @@ def _extract_member(
     if member.isdir():
         return None
     name = member.name.removeprefix("./")
+    if name.rpartition("/")[2].startswith(_WHITEOUT):
+        _remove(target, name)
+        return None
     if not name.endswith((*_CANDIDATE_SUFFIXES, *PICKLE_SUFFIXES)):
         return None  # the rest of an image: nobody expects it to be named
     if not member.isreg():
@@ -90,6 +96,19 @@ def _extract_member(
             file.write(chunk)
             on_bytes(len(chunk))
     return None
+
+
+def _remove(target: Path, name: str) -> None:
+    """An image layer's word that something of the layers below is gone: one file, or (opaque) all of a folder."""
+    folder, _, base = name.rpartition("/")
+    gone = folder if base == _OPAQUE else f"{folder}/{base.removeprefix(_WHITEOUT)}".lstrip("/")
+    if not is_safe(gone):
+        return
+    path = target / gone
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def choose_top(names: list[str], wanted: Wanted, source: str, *, pickles: list[str]) -> str:

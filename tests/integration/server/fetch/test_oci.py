@@ -61,6 +61,16 @@ def test_an_upper_layer_s_file_replaces_a_lower_one_s(registry: Registry, path: 
     assert content_of(path) == FILES
 
 
+@pytest.mark.parametrize("whiteout", ["m/.wh.old.json", "m/old/.wh..wh..opq", ".wh.old"])
+def test_what_an_upper_layer_removes_is_gone(registry: Registry, path: Path, whiteout: str) -> None:
+    files = {f"m/{name}": content for name, content in FILES.items()}
+    stale = {"m/old.json": b"{}", "m/old/a.json": b"{}", "old/config.json": b"{}"}
+    layers = [image_layer({**files, **stale}), image_layer({whiteout: b""})]
+    fetch(make_target(registry, registry.push(*layers), path), make_settings())
+    assert ("old.json" in names_in(path)) == (whiteout != "m/.wh.old.json")
+    assert {name: content_of(path)[name] for name in FILES} == FILES
+
+
 def test_a_packed_folder_is_unpacked(registry: Registry, path: Path) -> None:
     annotations = {"org.opencontainers.image.title": "tiny", "io.deis.oras.content.unpack": "true"}
     layer = Layer(make_tar({f"tiny/{n}": c for n, c in FILES.items()}), annotations=annotations)
