@@ -106,6 +106,9 @@ COLUMNS: Final = (
     ),
     _column("Reason", _condition("Ready", "reason"), "Why it is ready or not"),
     _column("Age", ".metadata.creationTimestamp", "Age of the service", type_="date"),
+    _column(
+        "Degraded", _condition("Degraded", "reason"), "What a person should look at, also while it serves", wide=True
+    ),
     _column("Fingerprint", ".status.serving.fingerprint", "The release that takes traffic", wide=True),
     _column("URL", ".status.url", "Where the API is, inside the cluster", wide=True),
     _column("Message", _condition("Ready", "message"), "The reason as a sentence", wide=True),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from pratique_contract import Reason
 from pratique_operator import kinds, metrics
@@ -14,7 +14,7 @@ from pratique_operator.apply import apply_plan
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
 from pratique_operator.containers import Finding
-from pratique_operator.downloads import is_only_progress
+from pratique_operator.downloads import Pace
 from pratique_operator.errors import ChildConflictError, NotFoundError, RejectedError
 from pratique_operator.events import compute_events, post_events
 from pratique_operator.observe import Key, ReadVerdicts, Snapshot, observe_service, rollout_state
@@ -61,8 +61,7 @@ class Reconciler:
         self._read_record = read_record
         self._now = now
         self._referred = ReferredObjects()
-        # When a service's status was last written while it downloads: progress alone is not worth a write every few seconds.
-        self._told_at: dict[Key, datetime] = {}
+        self._pace: Pace[Key] = Pace(config.progress_seconds)
 
     def reconcile(self, key: Key) -> Outcome:
         """One pass; raises ``ApiError`` or ``UnavailableError`` when the world could not be read or written."""
@@ -88,7 +87,7 @@ class Reconciler:
             now=now,
         )
         if snapshot is None:
-            self._told_at.pop(key, None)
+            self._pace.forget(key)
             self._referred.forget(key)
             return Outcome(0, None)
         self._referred.remember(key, snapshot.referred)
@@ -116,7 +115,7 @@ class Reconciler:
 
     def _write_status(self, snapshot: Snapshot, result: StatusResult, now: datetime) -> int:
         before = snapshot.owner.get("status") or {}
-        if before == result.value or self._may_wait(snapshot.key, before, result.value, now):
+        if before == result.value or self._pace.may_wait(snapshot.key, before, result.value, now):
             return 0
         # The precondition keeps a status computed for an older spec from being written over a newer object.
         version = snapshot.owner["metadata"]["resourceVersion"]
@@ -127,17 +126,9 @@ class Reconciler:
             )
         except NotFoundError:
             return 0  # deleted while it was looked at
-        if result.value.get("downloads"):
-            self._told_at[snapshot.key] = now
-        else:
-            self._told_at.pop(snapshot.key, None)
+        self._pace.remember(snapshot.key, result.value, now)
         post_events(self._cluster, snapshot.owner, compute_events(before, result.value), now=format_time(now))
         return 1
-
-    def _may_wait(self, key: Key, before: dict[str, Any], after: dict[str, Any], now: datetime) -> bool:
-        told_at = self._told_at.get(key)
-        recently = told_at is not None and (now - told_at).total_seconds() < self._config.progress_seconds
-        return recently and is_only_progress(before, after)
 
     def _requeue_seconds(
         self, snapshot: Snapshot, plan: Plan, result: StatusResult, now: datetime, *, refused: Finding | None

@@ -7,6 +7,7 @@ re-verification may have found something since; in between, and while it is sile
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,7 @@ class VerdictReader:
         self._read = read
         self._ready_seconds = ready_seconds
         self._clock = clock
+        self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, Verdict | None]] = {}
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="verdict")
 
@@ -69,11 +71,12 @@ class VerdictReader:
 
     def _keep(self, pod: PodFacts, verdict: Verdict | None, now: float) -> None:
         """Silence is kept too, or a pod that cannot be reached would cost its timeout in every pass."""
-        while len(self._kept) >= KEPT_MAX:
-            self._kept.pop(next(iter(self._kept)), None)
-        last = verdict if verdict is not None or not pod.ready else self._last(pod)
-        self._kept.pop(pod.uid, None)
-        self._kept[pod.uid] = (now, last)
+        with self._lock:
+            while len(self._kept) >= KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            last = verdict if verdict is not None or not pod.ready else self._last(pod)
+            self._kept.pop(pod.uid, None)
+            self._kept[pod.uid] = (now, last)
 
     def _last(self, pod: PodFacts) -> Verdict | None:
         return self._kept.get(pod.uid, (0.0, None))[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_operator.containers import Finding
-from pratique_operator.downloads import SILENT, is_only_progress
+from pratique_operator.downloads import SILENT, Pace, is_only_progress
 from pratique_operator.observe import Snapshot, rollout_state
 from pratique_operator.pods import PodFacts
 from pratique_operator.rollout import plan_rollout
@@ -118,3 +118,19 @@ def test_only_words_of_progress_are_only_progress() -> None:
     assert not is_only_progress(before, failed)
     assert not is_only_progress(before, result_of(updating(status=before)).value)
     assert not is_only_progress({}, before)
+
+
+def test_progress_is_written_every_ten_seconds_and_anything_else_at_once() -> None:
+    before = result_of(updating(fetching("1 %"))).value
+    moved = result_of(updating(fetching("2 %"), status=before)).value
+    broken = make_pod(REV, "new", finding=Finding(Reason.DISK_FULL, "x"))
+    failed = result_of(updating(broken, status=before)).value
+    pace: Pace[str] = Pace(10)
+    assert not pace.may_wait("svc", before, moved, NOW)
+    pace.remember("svc", before, NOW)
+    assert pace.may_wait("svc", before, moved, NOW + timedelta(seconds=9))
+    assert not pace.may_wait("other", before, moved, NOW + timedelta(seconds=9))
+    assert not pace.may_wait("svc", before, failed, NOW + timedelta(seconds=1))
+    assert not pace.may_wait("svc", before, moved, NOW + timedelta(seconds=10))
+    pace.remember("svc", failed, NOW + timedelta(seconds=1))
+    assert not pace.may_wait("svc", before, moved, NOW + timedelta(seconds=2))
