@@ -21,7 +21,7 @@ from pratique_server.fetch.hashing import Checksum
 from pratique_server.fetch.http_client import explain_transport, raise_for_status
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
 from pratique_server.fetch.secrets import Credentials
-from pratique_server.fetch.selection import Wanted, select
+from pratique_server.fetch.selection import Wanted, require_usable, select
 from pratique_server.fetch.uris import OciSource
 
 MANIFEST_TYPES: Final = (
@@ -65,6 +65,8 @@ class OciRemote:
         plain = [file for file in files if file is not None and not file.archive]
         archives = [file for file in files if file is not None and file.archive]
         selection = select((file.path for file in plain), self._wanted)
+        if not archives:
+            require_usable(selection, self._wanted, self._name())
         chosen = {file.path: file for file in plain if file.path in selection.taken}
         return Listing(files=(*chosen.values(), *archives), left_out=selection.left_out, revision=self._source.digest)
 

@@ -24,11 +24,6 @@ class RemoteFile:
     checksum: Checksum | None = None
     archive: bool = False
 
-    @property
-    def proven(self) -> bool:
-        """Whether the source itself says, in a way nobody can forge, what the bytes are."""
-        return self.checksum is not None and self.checksum.algorithm == "sha256"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:

@@ -11,7 +11,9 @@ from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_contract.sources import is_fetched
+from pratique_server.fetch.errors import CorruptError
 from pratique_server.fetch.expected import Expected, expected_of_adapter, expected_of_model, expected_of_tokenizer
+from pratique_server.fetch.secrets import clean_url
 from pratique_server.fetch.selection import Wanted
 
 
@@ -24,6 +26,18 @@ class Target:
     path: Path
     wanted: Wanted = field(default_factory=Wanted)
     expected: Expected = field(default_factory=lambda: Expected({}))
+
+    @property
+    def name(self) -> str:
+        """URI and revision for a sentence, without credentials."""
+        revision = self.revision
+        if not revision or revision in self.uri:
+            return clean_url(self.uri)
+        digits = 12 + (len("sha256:") if revision.startswith("sha256:") else 0)
+        return f"{clean_url(self.uri)} at {revision[:digits]}"
+
+    def not_approved(self, difference: str) -> CorruptError:
+        return CorruptError(f"{self.name} is not the approved release: {difference}")
 
 
 def find_targets(spec: ServingSpec, record: ReleaseRecord | None) -> tuple[Target, ...]:

@@ -7,7 +7,6 @@ once more from nothing. The first error that another attempt cannot cure stops a
 
 import logging
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -21,21 +20,18 @@ from pratique_server.fetch.errors import (
     CorruptError,
     FetchError,
     HaltedError,
-    StalledError,
-    TruncatedError,
     explain_os_error,
 )
 from pratique_server.fetch.halt import Halt
 from pratique_server.fetch.hashing import hash_file
-from pratique_server.fetch.http_client import explain_transport, raise_for_status
+from pratique_server.fetch.part_reader import Job, PartReader
 from pratique_server.fetch.parts import PART_BYTES_MIN, Part, load_parts, plan_parts, save_parts
 from pratique_server.fetch.progress import Progress
 from pratique_server.fetch.remote import Remote, RemoteFile
-from pratique_server.fetch.retry import Attempts, RetryPolicy, StallRule, StallWatch, is_rate_limit
+from pratique_server.fetch.retry import Attempts, RetryPolicy, StallRule, is_rate_limit
 from pratique_server.fetch.store import ARCHIVES_FOLDER, Store
 
 SAVE_SECONDS: Final = 1.0
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _log = logging.getLogger(__name__)
 
 
@@ -58,20 +54,6 @@ class FetchedFile:
     sha256: str
 
 
-@dataclass
-class _Job:
-    """One file on its way."""
-
-    file: RemoteFile
-    name: str
-    parts: list[Part]
-    descriptor: int = -1
-    ranged: bool = False  # the other parts are queued
-    again: bool = False  # it was fetched once and was wrong
-    saved_at: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Transfer:
     """One use: ``run`` fetches the files into the store's partial folder."""
 
@@ -85,18 +67,25 @@ class Transfer:
         halt: Halt,
         limits: TransferLimits,
     ) -> None:
-        self._remote = remote
-        self._client = client
         self._store = store
         self._progress = progress
         self._halt = halt.child()
         self._limits = limits
-        self._tasks: deque[tuple[_Job, Part | None]] = deque()
+        self._tasks: deque[tuple[Job, Part | None]] = deque()
         self._open = 0
         self._changed = threading.Condition()
         self._fetched: list[FetchedFile] = []
         self._error: BaseException | None = None
         self._hold_until = 0.0
+        self._reader = PartReader(
+            remote,
+            client=client,
+            progress=progress,
+            halt=self._halt,
+            stall=limits.stall,
+            on_ranges=self._release_others,
+            on_bytes=self._save_sometimes,
+        )
 
     def prepare(self, files: Sequence[RemoteFile]) -> int:
         """Look what is there already; returns how many bytes are still to come (of the files whose size is known)."""
@@ -126,7 +115,7 @@ class Transfer:
         self._halt.check()
         return self._fetched
 
-    def _make_job(self, file: RemoteFile) -> _Job:
+    def _make_job(self, file: RemoteFile) -> Job:
         name = f"{ARCHIVES_FOLDER}/{file.path}" if file.archive else file.path
         data = self._store.data_file(name)
         state = self._store.state_file(name)
@@ -137,9 +126,9 @@ class Transfer:
             parts = plan_parts(file.size, part_bytes=self._limits.part_bytes)
         for part in parts:
             part.finished = part.complete
-        return _Job(file, name, parts)
+        return Job(file, name, parts)
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: Job) -> None:
         """Open the file and queue what is missing. The first part goes alone: its answer says whether the peer can do ranges."""
         # NOFOLLOW: the volume is shared, and a link in it is not ours.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -171,7 +160,7 @@ class Transfer:
                 self._fail(job, error)
                 return
 
-    def _fail(self, job: _Job, error: BaseException) -> None:
+    def _fail(self, job: Job, error: BaseException) -> None:
         if isinstance(error, OSError):
             error = explain_os_error(error, str(self._store.path))
         self._save_quietly(job)
@@ -184,13 +173,13 @@ class Transfer:
 
     # One part
 
-    def _fetch_part(self, job: _Job, part: Part) -> None:
+    def _fetch_part(self, job: Job, part: Part) -> None:
         attempts = Attempts(self._limits.retry)
         while not part.complete:
             before = part.done
             try:
                 self._hold()
-                self._stream(job, part)
+                self._reader.read(job, part)
             except FetchError as error:
                 self._save(job)
                 pause = attempts.after(error, gained=part.done - before)
@@ -208,7 +197,7 @@ class Transfer:
         while (left := self._hold_until - time.monotonic()) > 0:
             self._halt.wait(left)
 
-    def _finish_part(self, job: _Job, part: Part) -> None:
+    def _finish_part(self, job: Job, part: Part) -> None:
         """Queue what is next of this file: its hash check, or another part where the parts are not queued already."""
         with job.lock:
             # Only now: a part whose last byte is written may still be on its way to the disk in another worker's hands.
@@ -220,68 +209,7 @@ class Transfer:
             self._tasks.append((job, missing[0] if missing else None))
             self._changed.notify()
 
-    def _stream(self, job: _Job, part: Part) -> None:
-        """Ask for the rest of the part and write what comes. Raises ``FetchError`` when it is not all of it."""
-        request = self._remote.locate(job.file)
-        headers = {**request.headers, "Accept-Encoding": "identity"}
-        if part.position or (part.end is not None and part.end != job.file.size):
-            headers["Range"] = f"bytes={part.position}-{'' if part.end is None else part.end - 1}"
-        auth = request.auth if request.auth is not None else httpx.USE_CLIENT_DEFAULT
-        try:
-            with self._client.stream("GET", request.url, headers=headers, auth=auth) as response:
-                if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    raise self._shorter(job)
-                raise_for_status(response, job.file.path)
-                self._remote.check(job.file, response)
-                skip = self._accept(job, part, response)
-                self._write_body(job, part, response, skip)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise explain_transport(error, _asked_url(error) or request.url) from error
-        if part.end is None:
-            part.end = part.position
-        elif not part.complete:
-            raise TruncatedError(f"{job.file.path} ended {part.missing} bytes before its end", transient=True)
-
-    def _accept(self, job: _Job, part: Part, response: httpx.Response) -> int:
-        """Check that the answer is the range that was asked for; how many bytes at its start are there already."""
-        if response.headers.get("content-encoding", "identity") != "identity":
-            raise FetchError(f"{response.url.host} sends {job.file.path} compressed, which was not asked for")
-        if response.status_code != httpx.codes.PARTIAL_CONTENT:
-            self._check_length(job, response)
-            self._become_one_part(job, part)
-            return part.position
-        found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-        if found is None or int(found[1]) != part.position:
-            raise FetchError(
-                f"{response.url.host} sends another range of {job.file.path} than asked for", transient=True
-            )
-        if found[3] != "*" and job.file.size is not None and int(found[3]) != job.file.size:
-            raise self._other_size(job, int(found[3]))
-        self._release_others(job, part)
-        return 0
-
-    def _check_length(self, job: _Job, response: httpx.Response) -> None:
-        length = response.headers.get("content-length", "")
-        if job.file.size is not None and length.isdigit() and int(length) != job.file.size:
-            raise self._other_size(job, int(length))
-
-    def _other_size(self, job: _Job, size: int) -> FetchError:
-        return CorruptError(
-            f"{job.file.path} has {size} bytes where it is fetched from; the listing says {job.file.size}",
-            transient=True,
-        )
-
-    def _shorter(self, job: _Job) -> FetchError:
-        return CorruptError(f"{job.file.path} is shorter than the listing says ({job.file.size} bytes)", transient=True)
-
-    def _become_one_part(self, job: _Job, part: Part) -> None:
-        """The peer sends the whole file, whatever was asked for: let this connection take all of it, if it is the first."""
-        with job.lock:
-            if part is job.parts[0] and len(job.parts) > 1 and not any(other.done for other in job.parts[1:]):
-                part.end = job.parts[-1].end
-                del job.parts[1:]
-
-    def _release_others(self, job: _Job, part: Part) -> None:
+    def _release_others(self, job: Job, part: Part) -> None:
         """Ranges work: the file's other parts may go side by side. Done once, by the first part that was queued."""
         with job.lock:
             others = [other for other in job.parts if other is not part and not other.complete]
@@ -293,31 +221,9 @@ class Transfer:
             self._tasks.extendleft((job, other) for other in reversed(others))
             self._changed.notify_all()
 
-    def _write_body(self, job: _Job, part: Part, response: httpx.Response, skip: int) -> None:
-        watch = StallWatch(self._limits.stall, time.monotonic())
-        for chunk in response.iter_raw():
-            self._halt.check()
-            now = time.monotonic()
-            if watch.stalled(len(chunk), now):
-                raise StalledError(
-                    f"{response.url.host} sends {job.file.path} too slowly ({self._limits.stall.describe()})",
-                    transient=True,
-                )
-            fresh = memoryview(chunk)[min(skip, len(chunk)) :]
-            skip -= len(chunk) - len(fresh)
-            if part.missing is not None:
-                fresh = fresh[: part.missing]
-            _write_all(job.descriptor, fresh, part.position)
-            part.done += len(fresh)
-            self._progress.add(len(fresh))
-            if now - job.saved_at > SAVE_SECONDS:
-                self._save(job)
-            if part.missing == 0:
-                return
-
     # The whole file
 
-    def _verify(self, job: _Job) -> None:
+    def _verify(self, job: Job) -> None:
         """Read the file back from the disk; fetch it once more when it is not what the source says."""
         path = self._store.data_file(job.name)
         expected = job.file.checksum
@@ -339,7 +245,7 @@ class Transfer:
         _log.warning("Fetching again from nothing: %s", problem)
         self._submit_again(job)
 
-    def _start_over(self, job: _Job) -> None:
+    def _start_over(self, job: Job) -> None:
         """Forget the bytes that came."""
         self._close(job)
         self._progress.add(-sum(part.done for part in job.parts))
@@ -348,47 +254,37 @@ class Transfer:
         job.parts = plan_parts(job.file.size, part_bytes=self._limits.part_bytes)
         job.ranged = False
 
-    def _submit_again(self, job: _Job) -> None:
+    def _submit_again(self, job: Job) -> None:
         with self._changed:
             self._open -= 1
         self._submit(job)
 
-    def _done(self, job: _Job, fetched: FetchedFile) -> None:
+    def _done(self, job: Job, fetched: FetchedFile) -> None:
         self._close(job)
         with self._changed:
             self._fetched.append(fetched)
             self._open -= 1
             self._changed.notify_all()
 
-    def _save(self, job: _Job) -> None:
+    def _save(self, job: Job) -> None:
         with job.lock:
             job.saved_at = time.monotonic()
             save_parts(
                 self._store.state_file(job.name), version=job.file.version, size=job.file.size, parts=list(job.parts)
             )
 
-    def _save_quietly(self, job: _Job) -> None:
+    def _save_sometimes(self, job: Job) -> None:
+        if time.monotonic() - job.saved_at > SAVE_SECONDS:
+            self._save(job)
+
+    def _save_quietly(self, job: Job) -> None:
         """After an error: what cannot be written now was perhaps the error."""
         try:
             self._save(job)
         except OSError:
             return
 
-    def _close(self, job: _Job) -> None:
+    def _close(self, job: Job) -> None:
         if job.descriptor >= 0:
             os.close(job.descriptor)
             job.descriptor = -1
-
-
-def _asked_url(error: Exception) -> str | None:
-    """The address that was being asked: after a redirect not the one we began with."""
-    try:
-        return str(error.request.url) if isinstance(error, httpx.RequestError) else None
-    except RuntimeError:  # httpx, when it knows of no request
-        return None
-
-
-def _write_all(descriptor: int, content: memoryview, offset: int) -> None:
-    while content:
-        written = os.pwrite(descriptor, content, offset)
-        content, offset = content[written:], offset + written

@@ -85,6 +85,17 @@ def test_an_object_that_was_replaced_is_fetched_anew_and_the_others_are_kept(
     assert (target.path / WEIGHTS).stat().st_ino == kept
 
 
+def test_an_object_that_was_added_is_fetched_and_one_that_was_removed_goes(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path
+) -> None:
+    target = make_target(prefix, tmp_path)
+    fetch(target, settings_for(server))
+    server.client.put_object(BUCKET, f"{prefix}generation_config.json", io.BytesIO(b"{}"), 2)
+    server.client.remove_object(BUCKET, f"{prefix}merges.txt")
+    fetch(target, settings_for(server))
+    assert names_in(target.path) == LOADED - {"merges.txt"} | {"generation_config.json"}
+
+
 def test_an_unchanged_prefix_is_listed_and_not_fetched_again(
     server: s3.S3, prefix: str, origin: Path, tmp_path: Path
 ) -> None:

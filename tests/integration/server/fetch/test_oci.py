@@ -54,6 +54,19 @@ def test_an_image_s_layers_are_unpacked_and_the_model_s_folder_is_the_top(
     assert content_of(path) == FILES
 
 
+def test_files_and_archives_of_one_artifact_come_together(registry: Registry, path: Path) -> None:
+    packed = {f"m/{name}": content for name, content in FILES.items()}
+    digest = registry.push(image_layer(packed), file_layer("chat_template.jinja", b"{{ messages }}"))
+    fetch(make_target(registry, digest, path), make_settings())
+    assert names_in(path) == {*FILES, "chat_template.jinja"}
+
+
+def test_an_artifact_of_pickles_only_says_so(registry: Registry, path: Path) -> None:
+    digest = registry.push(file_layer("config.json", b"{}"), file_layer("pytorch_model.bin", b"pickle"))
+    assert "pytorch_model.bin" in failure(make_target(registry, digest, path), make_settings()).message
+    assert not path.exists()
+
+
 def test_an_upper_layer_s_file_replaces_a_lower_one_s(registry: Registry, path: Path) -> None:
     lower = image_layer({f"m/{name}": content for name, content in {**FILES, "config.json": b"{}"}.items()})
     upper = image_layer({"m/config.json": FILES["config.json"]})

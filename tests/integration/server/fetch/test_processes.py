@@ -33,6 +33,10 @@ class Programs:
     folder: Path
     running: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
+    @property
+    def termination_log(self) -> Path:
+        return self.folder / "termination-log"
+
     def start(
         self, *, port: int = 0, environment: dict[str, str] | None = None, **download: Any
     ) -> "subprocess.Popen[str]":
@@ -46,8 +50,12 @@ class Programs:
         )
         document = self.folder / f"serving-{len(self.running)}.json"
         document.write_text(json.dumps(spec.to_json_value()), encoding="utf-8")
+        self.termination_log.touch()  # as the kubelet does
         process = subprocess.Popen(
-            [sys.executable, "-m", "pratique_server.fetch", "--config", str(document)],
+            [
+                *(sys.executable, "-m", "pratique_server.fetch", "--config", str(document)),
+                *("--termination-log", str(self.termination_log)),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -104,6 +112,7 @@ def test_fetches_with_an_empty_home_and_ends_with_zero(programs: Programs) -> No
     assert process.returncode == 0, output
     assert names_in(programs.place.path) == LOADED
     assert lines(output)[-1]["message"] == "Fetched everything"
+    assert programs.termination_log.read_text() == ""
 
 
 def test_a_killed_download_goes_on_where_it_was(programs: Programs) -> None:
@@ -186,14 +195,23 @@ def test_a_stop_ends_at_once_keeps_what_came_and_frees_the_lock(programs: Progra
     assert json.loads(newest.read_text())["beat"] == "released"
 
 
-def test_a_failure_ends_with_one_and_its_reason_in_the_log(programs: Programs) -> None:
+def test_a_failure_ends_with_one_and_leaves_its_reason_for_the_kubelet(programs: Programs) -> None:
     programs.place.hub.faults.append(Fault(path="*/config.json", status=403))
     process = programs.start()
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     last = lines(output)[-1]
     assert last["level"] == "error"
-    assert last["message"].startswith(f"Could not fetch: {Reason.DOWNLOAD_UNAUTHORIZED}: 127.0.0.1 refuses config.json")
+    last_word = programs.termination_log.read_text()
+    assert last_word.startswith(f"{Reason.DOWNLOAD_UNAUTHORIZED}: 127.0.0.1 refuses config.json with status 403")
+    assert last["message"] == f"Could not fetch: {last_word.strip()}"
+
+
+def test_a_document_that_cannot_be_read_has_a_last_word_too(programs: Programs) -> None:
+    process = programs.start(credentials_path="/nonexistent")
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert programs.termination_log.read_text().startswith("DownloadFailed: The credentials folder /nonexistent")
 
 
 def test_no_secret_is_printed_whatever_fails(programs: Programs, tmp_path: Path) -> None:
