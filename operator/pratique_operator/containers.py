@@ -16,8 +16,10 @@ Manifest = dict[str, Any]
 
 MESSAGE_CHARS_MAX: Final = 400
 RESTARTS_MIN: Final = 2
-# A fetch that failed and now runs for this long got further than what is refused at once (a wrong token, a missing file).
-RETRY_TRUSTED_AFTER: Final = timedelta(seconds=60)
+# A fetch that failed and now runs longer than the attempt before has got further; within these bounds, so that neither a refusal at once
+# (a wrong token) comes and goes with every attempt, nor the end of a long download is told for hours.
+RETRY_TRUSTED_MIN: Final = timedelta(seconds=60)
+RETRY_TRUSTED_MAX: Final = timedelta(seconds=600)
 
 _PULL_REASONS: Final = frozenset(
     {
@@ -65,7 +67,7 @@ def find_server_trouble(container: Manifest) -> Finding | None:
 
 
 def find_fetcher_trouble(container: Manifest, *, now: datetime) -> Finding | None:
-    """What is wrong with the container that fetches; None once an attempt succeeded or runs for a while."""
+    """What is wrong with the container that fetches; None once an attempt succeeded or runs longer than the failed one did."""
     blocked = _find_start_trouble(container)
     if blocked is not None:
         return blocked
@@ -74,7 +76,7 @@ def find_fetcher_trouble(container: Manifest, *, now: datetime) -> Finding | Non
     if ended is None or ended.get("exitCode") == 0:
         return None
     running = state.get("running")
-    if running is not None and now - _time(running.get("startedAt"), default=now) >= RETRY_TRUSTED_AFTER:
+    if running is not None and now - (_time(running.get("startedAt")) or now) >= _trusted_after(ended):
         return None
     again = "" if running is None else " (the next attempt runs)"
     if ended.get("reason") == "OOMKilled":
@@ -84,6 +86,12 @@ def find_fetcher_trouble(container: Manifest, *, now: datetime) -> Finding | Non
     if told is not None:
         return Finding(told.reason, clip(f"{told.message}{again}"))
     return Finding(Reason.DOWNLOAD_FAILED, clip(f"the fetching container exited with {_last_words(ended)}{again}"))
+
+
+def _trusted_after(failed: Manifest) -> timedelta:
+    started, finished = _time(failed.get("startedAt")), _time(failed.get("finishedAt"))
+    lasted = timedelta(0) if started is None or finished is None else finished - started
+    return min(max(lasted, RETRY_TRUSTED_MIN), RETRY_TRUSTED_MAX)
 
 
 def _find_start_trouble(container: Manifest) -> Finding | None:
@@ -117,8 +125,8 @@ def _last_words(ended: Manifest) -> str:
     return f"code {ended.get('exitCode')}: {why}"
 
 
-def _time(text: str | None, *, default: datetime) -> datetime:
-    return default if text is None else datetime.fromisoformat(text)
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
 
 
 def clip(text: str) -> str:

@@ -1,7 +1,7 @@
 """What a pod's own object says, as the kubelet and the scheduler write it."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -259,13 +259,26 @@ def test_fetch_out_of_memory_is_named() -> None:
     assert found == ("OutOfMemory", "the fetching container was killed because it used more memory than its limit")
 
 
-@pytest.mark.parametrize(("seconds", "stands"), [(5, True), (59, True), (60, False)])
-def test_reason_stands_while_the_next_attempt_begins_and_is_over_when_it_runs_for_a_while(
-    seconds: int, stands: bool
+@pytest.mark.parametrize(
+    ("lasted", "seconds", "stands"),
+    [
+        (2, 5, True),
+        (2, 59, True),
+        (2, 60, False),
+        (150, 149, True),
+        (150, 150, False),
+        (9000, 599, True),
+        (9000, 600, False),
+    ],
+)
+def test_reason_stands_until_the_next_attempt_has_got_further_than_the_one_that_failed(
+    lasted: int, seconds: int, stands: bool
 ) -> None:
-    """What is refused at once would otherwise come and go with every attempt."""
+    """What is refused at once, or stalls after the same while each time, would otherwise come and go with every attempt."""
     started = (NOW - timedelta(seconds=seconds)).isoformat()
-    found = fetch_trouble(state={"running": {"startedAt": started}}, lastState=ended("DownloadNotFound: no x"))
+    began = (datetime(2026, 1, 2, 3, 0, tzinfo=UTC) - timedelta(seconds=lasted)).isoformat()
+    last = ended("DownloadNotFound: no x", startedAt=began)
+    found = fetch_trouble(state={"running": {"startedAt": started}}, lastState=last)
     assert found == (("DownloadNotFound", "no x (the next attempt runs)") if stands else None)
 
 
