@@ -62,13 +62,18 @@ def _blocked_reason(error: InvalidSpecError | RecordError) -> Reason:
 
 
 def find_failing(snapshot: Snapshot) -> tuple[PodFacts, ...]:
-    """The pods that are broken. One that ended (evicted, a node that went away) is history once its revision is complete
-    without it: Kubernetes keeps such pods for a long time."""
-    return tuple(
-        pod
-        for pod in snapshot.pods
-        if pod.failure is not None and not (pod.ended and _is_complete(snapshot, pod.revision))
-    )
+    """The pods that are broken, without those that are history."""
+    return tuple(pod for pod in snapshot.pods if pod.failure is not None and not _is_history(snapshot, pod))
+
+
+def _is_history(snapshot: Snapshot, pod: PodFacts) -> bool:
+    """A pod that ended (evicted, a node that went away) and is replaced: Kubernetes keeps such pods for a long time. What a pod was
+    evicted for will hit the next one too, so that is told until the revision is complete."""
+    if not pod.ended or _is_complete(snapshot, pod.revision):
+        return pod.ended
+    evicted = pod.finding is not None and pod.finding.reason in (Reason.DISK_FULL, Reason.OUT_OF_MEMORY)
+    replaced = any(not other.ended and not other.terminating for other in snapshot.pods_of(pod.revision))
+    return replaced and not evicted
 
 
 def _is_complete(snapshot: Snapshot, revision: str) -> bool:

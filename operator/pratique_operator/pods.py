@@ -163,6 +163,12 @@ def _has_no_node_for_its_claims(status: Manifest, conditions: dict[str, Manifest
     return scheduled.get("status") == "False" and UNBOUND_CLAIM in (scheduled.get("message") or "")
 
 
+def _end_reason(reason: str | None, text: str) -> Reason:
+    if reason == "Evicted" and any(words in text for words in _DISK_WORDS):
+        return Reason.DISK_FULL
+    return Reason.OUT_OF_MEMORY if reason == "Evicted" and "memory" in text else Reason.CRASH_LOOPING
+
+
 def _finding(
     status: Manifest, conditions: dict[str, Manifest], server: Manifest, fetcher: Manifest, *, now: datetime
 ) -> Finding | None:
@@ -174,6 +180,5 @@ def _finding(
         return Finding(Reason.INVALID_SPEC if missing_claim else Reason.WAITING_FOR_CAPACITY, clip(message))
     if status.get("phase") == "Failed":
         text = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        full = status.get("reason") == "Evicted" and any(words in text for words in _DISK_WORDS)
-        return Finding(Reason.DISK_FULL if full else Reason.CRASH_LOOPING, clip(text or "the pod failed"))
+        return Finding(_end_reason(status.get("reason"), text), clip(text or "the pod failed"))
     return find_fetcher_trouble(fetcher, now=now) or find_server_trouble(server)

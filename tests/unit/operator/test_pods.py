@@ -297,10 +297,11 @@ def test_later_attempt_that_succeeds_clears_the_reason() -> None:
         ('Usage of EmptyDir volume "cache" exceeds the limit "1Gi". ', "DiskFull"),
         ("Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ", "DiskFull"),
         ("The node was low on resource: ephemeral-storage.", "DiskFull"),
-        ("The node was low on resource: memory.", "CrashLooping"),
+        ("The node was low on resource: memory.", "OutOfMemory"),
+        ("The node had condition: [PIDPressure].", "CrashLooping"),
     ],
 )
-def test_eviction_for_lack_of_disk_is_named(message: str, reason: str) -> None:
+def test_what_a_pod_was_evicted_for_is_named(message: str, reason: str) -> None:
     """kserve#4852."""
     value = pod(phase="Failed", fetch={"state": {"running": {}}})
     value["status"] |= {"reason": "Evicted", "message": message}

@@ -279,6 +279,11 @@ def test_evicted_pod_is_history_once_its_revision_is_complete_without_it() -> No
     assert (status["verdicts"], status["replicas"], status["serving"]["replicas"]) == ([], 1, 1)
     assert status["rollout"]["phase"] == "Complete"
     assert conditions(serving(make_pod(REV, running=True), evicted, endpoints=0))["Ready"] == ("False", "DiskFull")
+    shut_down = make_pod(
+        REV, "shut-down", ended=True, finding=Finding(Reason.CRASH_LOOPING, "Terminated: node shutdown")
+    )
+    assert conditions(serving(shut_down, endpoints=0))["Ready"] == ("False", "CrashLooping")
+    assert conditions(serving(make_pod(REV, running=True), shut_down, endpoints=0))["Ready"] == ("False", "Loading")
     old = make_pod(OLD, "evicted", ended=True, finding=Finding(Reason.CRASH_LOOPING, "x"))
     assert status_of(serving(ready_pod(REV), old))["verdicts"] == []
 
