@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
 
+import certifi
 import httpx
 
 from pratique_contract.serving import DownloadSpec
@@ -31,8 +32,9 @@ _ERROR_BYTES_READ: Final = 4096
 
 
 def make_tls(credentials: Credentials) -> ssl.SSLContext:
-    """Trust the usual authorities and the given one."""
+    """Trust the system's authorities, the usual ones (a slim image has none of its own), and the given one."""
     context = ssl.create_default_context()
+    context.load_verify_locations(cafile=certifi.where())
     if credentials.ca_path is not None:
         try:
             context.load_verify_locations(cafile=credentials.ca_path)

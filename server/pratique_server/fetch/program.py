@@ -12,12 +12,16 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from huggingface_hub import get_token
 
 from pratique_contract.constants import TERMINATION_LOG_PATH
 from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec, ServingSpec
+from pratique_contract.sources import scheme_of
 from pratique_contract.verdict import Verdict, VerdictResult
 from pratique_server.config import ConfigError, load_serving_spec
 from pratique_server.fetch.errors import FetchError, HaltedError
@@ -96,6 +100,9 @@ def fetch_for_person(
         credentials = read_credentials(download.credentials_path)
     except FetchError as error:
         return error.message
+    if credentials.token is None and scheme_of(uri) == "hf":
+        # HF_TOKEN, or what `hf auth login` has left: on a person's machine it is theirs to use.
+        credentials = replace(credentials, token=get_token())
     redactor, halt = install_redactor(credentials), Halt()
     _stop_on_signals(halt)
     target = Target(uri=uri, revision=revision, path=folder.absolute(), wanted=Wanted(weights=weights, code=code))

@@ -32,6 +32,7 @@ from pratique_server.fetch.retry import Attempts, RetryPolicy, StallRule, is_rat
 from pratique_server.fetch.store import ARCHIVES_FOLDER, Store
 
 SAVE_SECONDS: Final = 1.0
+READ_BACK_SECONDS: Final = 3600.0  # longer than any file takes
 _log = logging.getLogger(__name__)
 
 
@@ -228,7 +229,9 @@ class Transfer:
         path = self._store.data_file(job.name)
         expected = job.file.checksum
         algorithms = [expected.algorithm] if expected is not None else []
+        self._progress.note(f"reading {job.file.path} back", seconds=READ_BACK_SECONDS)
         size, digests = hash_file(path, algorithms, on_bytes=lambda _: self._halt.check())
+        self._progress.note("", seconds=0)
         problem = None
         if job.file.size is not None and size != job.file.size:
             problem = f"{job.file.path} has {size} bytes; the source says {job.file.size}"

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import httpx2
 import pytest
+from huggingface_hub import set_client_factory, snapshot_download
 
 from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec
+from pratique_server.fetch.http_client import make_tls
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.selection import Wanted
 from tests.support.fetching import (
@@ -31,6 +34,17 @@ def test_fetches_what_a_server_loads_and_nothing_else(place: Place) -> None:
     assert names_in(place.path) == LOADED
     assert same_content(place.path, place.origin)
     assert not place.partial.exists()
+
+
+def test_our_hub_is_one_for_the_library_s_own_download_too(place: Place, tmp_path: Path) -> None:
+    """What these tests are worth depends on it."""
+    tls = make_tls(Credentials())
+    set_client_factory(lambda: httpx2.Client(verify=tls, follow_redirects=True))
+    snapshot_download(
+        NAME, revision=place.commit, endpoint=place.hub.url, local_dir=tmp_path / "theirs", token=False, max_workers=2
+    )
+    fetch(place.target(), place.settings())
+    assert all((tmp_path / "theirs" / name).read_bytes() == (place.path / name).read_bytes() for name in LOADED)
 
 
 def test_takes_the_revision_from_the_uri_too(place: Place) -> None:
