@@ -22,6 +22,7 @@ from pratique_server.engine.torch_engine.scheduler import Scheduler
 from pratique_server.engine.torch_engine.self_check import (
     RELATIVE_ERROR_MAX,
     compare_packed,
+    find_damaged,
     run_plain,
 )
 from pratique_server.engine.torch_engine.self_test import run_self_test
@@ -68,6 +69,9 @@ def _build_torch(
     checked = check_packed(loaded, runner)
     facts |= checked
     if checked["packedCheck"] != "passed":
+        if damaged := find_damaged(loaded.model):
+            # Infinities spread otherwise when requests are packed: the weights are to blame, not the engine.
+            raise LoadError(f"{damaged} holds values that no trained model has: the weights are damaged.")
         if settings.on_packed_mismatch == "refuse":
             raise LoadError(
                 f"{loaded.architecture} does not compute the same packed with other requests as alone "

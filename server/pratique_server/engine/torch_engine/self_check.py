@@ -18,6 +18,8 @@ from pratique_server.engine.torch_engine.model_runner import ModelRunner, RunIte
 
 # Largest root-mean-square difference of logits, relative to their own. Rounding stays well below; a wrong mask is near 1.
 RELATIVE_ERROR_MAX: Final[dict[DType, float]] = {"FP32": 1e-4, "FP16": 0.02, "BF16": 0.05}
+# The largest number of float16. No trained weight comes near it; one flipped bit of an exponent goes far beyond.
+WEIGHT_MAX: Final = 65504.0
 _PROMPT_LENGTHS: Final = (5, 9, 14)
 _CHUNKS: Final = ((2, 3), (8, 1), (3, 10, 1))
 
@@ -42,6 +44,16 @@ def run_plain(model: PreTrainedModel, vocab_size: int) -> PlainReference:
     return PlainReference(prompts, logits)
 
 
+@torch.inference_mode()
+def find_damaged(model: PreTrainedModel) -> str | None:
+    """The first tensor that holds what no trained model does: not a number, or a magnitude beyond ``WEIGHT_MAX``."""
+    for name, tensor in model.state_dict().items():
+        # Written so that not-a-number counts.
+        if tensor.is_floating_point() and tensor.numel() and not float(tensor.abs().amax()) <= WEIGHT_MAX:
+            return str(name)
+    return None
+
+
 def compare_packed(runner: ModelRunner, reference: PlainReference) -> float:
     """Relative error of packed, chunked execution against the reference. Raises what the model raises when it cannot."""
     caches = [SequenceKv() for _ in reference.prompts]
@@ -56,5 +68,6 @@ def compare_packed(runner: ModelRunner, reference: PlainReference) -> float:
             done[index] = end
         logits = runner.execute(items)
         pairs += [(logits[row], reference.logits[index][done[index] - 1]) for row, index in enumerate(live)]
-    packed, plain = (torch.stack(side) for side in zip(*pairs, strict=True))
+    # In float64: the squares of large logits are beyond float32, and a damaged weight would be blamed on the packing.
+    packed, plain = (torch.stack(side).double() for side in zip(*pairs, strict=True))
     return float((packed - plain).norm() / plain.norm())

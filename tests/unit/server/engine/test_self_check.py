@@ -8,6 +8,8 @@ import torch
 
 from pratique_server.engine.protocol import LoadError
 from pratique_server.engine.torch_engine import attention
+from tests.mutation.faults.weights import flip_bit
+from tests.support.mutations import copy_of
 from tests.unit.server.engine.makers import make_engine, make_request, run
 
 
@@ -71,3 +73,12 @@ def test_an_architecture_known_not_to_survive_packing_is_refused(tmp_path: Path)
     BloomForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(LoadError, match="does not compute the same packed"):
         make_engine(tmp_path)
+
+
+def test_a_damaged_weight_is_blamed_on_the_weights_and_not_on_packing(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """The highest exponent bit: the model still computes numbers alone, and infinities when requests are packed."""
+    name = "model.layers.0.self_attn.v_proj.weight"
+    folder = copy_of(tiny_model_dir, tmp_path / "damaged", flip_bit(name, 30))
+    with pytest.raises(LoadError, match=rf"{name} holds values that no trained model has") as raised:
+        make_engine(folder)
+    assert raised.value.part == "model"
