@@ -71,7 +71,7 @@ class ChatResponse(Response):
         value = {**self._envelope.to_json_value("chat.completion"), "choices": [choice], "usage": usage}
         if self._prepared.api.return_token_ids:
             choice["token_ids"] = merged.token_ids
-            value["prompt_token_ids"] = self._prepared.execution.prompt_ids
+            value |= {"prompt_token_ids": self._prepared.prompt.ids, "prompt_text": self._prepared.prompt.text}
         return value
 
     async def _stream(self, send: Send) -> None:
@@ -86,7 +86,7 @@ class ChatResponse(Response):
             first = await generation.next_piece()
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             outbox = Outbox(bytes_max=self._state.limits.unread_bytes_max)
-            outbox.put(stream.role(self._prepared.execution.prompt_ids, generation.answer.usage))
+            outbox.put(stream.role(self._prepared.prompt, generation.answer.usage))
             await self._relay(generation, first, stream, outbox, send)
 
     async def _relay(

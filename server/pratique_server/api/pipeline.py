@@ -41,9 +41,10 @@ class Deadline:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedChat:
-    """Both records of one request, and when it must be over."""
+    """Both records of one request, the prompt between them as it was rendered, and when it must be over."""
 
     api: ApiRequest
+    prompt: Rendered
     execution: ExecutionRequest
     deadline: Deadline
 
@@ -77,7 +78,7 @@ async def prepare_chat(
     trace.max_new_tokens, trace.seed = max_new_tokens, sampling.seed
     trace.sampling = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     trace.deadline_ms = round((deadline.at - trace.arrived_at) * 1000)
-    return PreparedChat(api=api, execution=execution, deadline=deadline)
+    return PreparedChat(api=api, prompt=rendered, execution=execution, deadline=deadline)
 
 
 async def render_in_time(api: ApiRequest, deadline: Deadline, *, state: ApiState) -> Rendered:

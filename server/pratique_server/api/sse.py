@@ -11,6 +11,7 @@ import msgspec
 from pratique_server.api.answer import Piece, UsageCounts
 from pratique_server.api.errors import error_body
 from pratique_server.errors import PratiqueError
+from pratique_server.text.renderer import Rendered
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
@@ -58,9 +59,9 @@ class ChatStream:
     def ended(self) -> bool:
         return self._state is _State.ENDED
 
-    def role(self, prompt_ids: list[int], usage: UsageCounts) -> bytes:
+    def role(self, prompt: Rendered, usage: UsageCounts) -> bytes:
         self._move(_State.START, _State.CONTENT)
-        extra = {"prompt_token_ids": prompt_ids} if self._return_token_ids else {}
+        extra = {"prompt_token_ids": prompt.ids, "prompt_text": prompt.text} if self._return_token_ids else {}
         return self._chunk({"role": "assistant", "content": ""}, None, usage, extra)
 
     def content(self, piece: Piece, usage: UsageCounts) -> bytes:

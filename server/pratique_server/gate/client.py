@@ -4,6 +4,7 @@ In go a case's messages, out comes the checked stream. Overload and a port that 
 caller tries again); every other answer that is not a stream is a failure with a reason.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -41,14 +42,24 @@ class ProbeClient:
         await self._client.aclose()
 
     async def stream(
-        self, *, messages: Sequence[Mapping[str, Any]], max_tokens: int, fingerprint: str, request_id: str
+        self,
+        *,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        fingerprint: str,
+        request_id: str,
+        rules: Mapping[str, Any] | None = None,
+        begun: asyncio.Event | None = None,
     ) -> StreamReport:
-        """Run one greedy request; raises ``BusyError`` or ``CheckFailedError``."""
-        body = probe_body(model=self._model, messages=messages, max_tokens=max_tokens)
+        """Run one request, greedy unless ``rules`` (fields of the body) say otherwise; raises ``BusyError`` or ``CheckFailedError``.
+        ``begun`` is set when the answer begins."""
+        body = probe_body(model=self._model, messages=messages, max_tokens=max_tokens) | dict(rules or {})
         headers = {REQUEST_ID_HEADER: request_id}
         try:
             async with self._client.stream("POST", CHAT_COMPLETIONS_PATH, json=body, headers=headers) as response:
                 await _require_stream(response)
+                if begun is not None:
+                    begun.set()
                 _require_equal(f"Header {FINGERPRINT_HEADER}", fingerprint, response.headers.get(FINGERPRINT_HEADER))
                 report = await _read(response)
         except httpx.ConnectError as error:
@@ -93,6 +104,8 @@ async def _read(response: httpx.Response) -> StreamReport:
 async def _require_stream(response: httpx.Response) -> None:
     kind = response.headers.get("content-type", "")
     if response.status_code == httpx.codes.OK and kind.startswith("text/event-stream"):
+        # The bytes are read as they come; a client would decode what this header names.
+        _require_equal("Header content-encoding", "identity", response.headers.get("content-encoding", "identity"))
         return
     code, message = await _read_error(response)
     if response.status_code == httpx.codes.TOO_MANY_REQUESTS:

@@ -23,6 +23,7 @@ from pratique_server.engine.protocol import Engine, EngineError, EngineStats
 from pratique_server.gate.blocks import check_accounts, wait_for_blocks
 from pratique_server.gate.cases import CaseRunner, LoadedRenderer
 from pratique_server.gate.client import ProbeClient
+from pratique_server.gate.company import Invariance, run_in_company
 from pratique_server.gate.conclude import build_verdict
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.gate.identity import check_manifest, check_trusted_fingerprint, describe_golden, require_record
@@ -124,6 +125,7 @@ class Gate:
     def _plan(self) -> list[_Check]:
         engine = _Check(name="engine", run=self._check_engine)
         blocks = [] if self._serving else [_Check(name="blocks", run=self._check_blocks)]
+        company = [] if self._serving else [_Check(name="company", run=self._check_company)]
         if self._trusts_first:
             first = TrustFirst(
                 self._runner, manifest=self._manifest, renderer=self._renderer, make_record=self._make_record
@@ -131,6 +133,7 @@ class Gate:
             own = [_Check(name="answer", run=first.check_answer)]
             if self._make_record is not None:
                 own.append(_Check(name="own-record", run=partial(self._record_itself, first)))
+                own += company
             return [engine, *own, *blocks]
         cases = self._record.golden.cases if self._record is not None else ()
         return [
@@ -139,6 +142,7 @@ class Gate:
             engine,
             *(_Check(name=f"golden:{case.name}", run=partial(self._check_case, case)) for case in cases),
             _Check(name="compared", run=self._check_compared),
+            *company,
             *blocks,
         ]
 
@@ -187,6 +191,14 @@ class Gate:
             self._runner.compared, dtype=manifest.quantization.dtype, device_class=manifest.runtime.device_class
         )
         return f"{self._runner.compared} output tokens compared"
+
+    async def _check_company(self) -> str:
+        return await run_in_company(
+            self._runner,
+            self._approved.golden.cases,
+            invariance=Invariance.of(self._manifest),
+            output_tokens_max=self._spec.limits.max_output_tokens,
+        )
 
     async def _record_itself(self, first: TrustFirst) -> str:
         """Time for recording is its own: the budget is for proving."""

@@ -25,7 +25,7 @@ from pratique_server.gate.differences import (
     show_text,
 )
 from pratique_server.gate.errors import CheckFailedError
-from pratique_server.gate.stream import StreamReport
+from pratique_server.gate.stream import REPLACEMENT, StreamReport
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -35,6 +35,7 @@ def check_answer(report: StreamReport, *, prompt_tokens: int, name: str, decode:
     _require_count(name, "usage.prompt_tokens", expected=prompt_tokens, observed=report.usage.prompt_tokens)
     _require_count(name, "usage.completion_tokens", expected=len(report.ids), observed=report.usage.completion_tokens)
     _require_count(name, "logprobs", expected=len(report.ids), observed=len(report.logprobs))
+    _check_characters(report, name, decode)
     shown = ""
     for number, piece in enumerate(report.pieces, start=1):
         shown += piece.text
@@ -51,7 +52,7 @@ def check_answer(report: StreamReport, *, prompt_tokens: int, name: str, decode:
             )
     # A stop token is counted and not shown; a character cut off by the token limit is not shown either.
     shown_ids = report.ids[:-1] if report.finish_reason == "stop" else report.ids
-    whole = decode(shown_ids).rstrip("\N{REPLACEMENT CHARACTER}")
+    whole = decode(shown_ids).rstrip(REPLACEMENT)
     if whole != shown:
         index = first_difference(whole, shown) or 0
         raise CheckFailedError(
@@ -60,6 +61,17 @@ def check_answer(report: StreamReport, *, prompt_tokens: int, name: str, decode:
             f"{show_text(whole, index)}",
             expected=whole,
             observed=shown,
+        )
+
+
+def _check_characters(report: StreamReport, name: str, decode: Decode) -> None:
+    """U+FFFD stands for bytes that are no character. Where the ids themselves say no such bytes, the stream has cut one in two."""
+    if REPLACEMENT in report.text and REPLACEMENT not in decode(report.ids):
+        raise CheckFailedError(
+            Reason.STREAM_BROKEN,
+            f"Case {name}: the text has U+FFFD: part of a character was sent",
+            expected="whole characters",
+            observed=report.text,
         )
 
 
@@ -74,17 +86,25 @@ def _require_count(name: str, what: str, *, expected: int, observed: int) -> Non
 
 
 def check_golden(
-    report: StreamReport, case: GoldenCase, *, decode: Decode, dtype: str, device_class: str, engine_build: str
+    report: StreamReport,
+    case: GoldenCase,
+    *,
+    decode: Decode,
+    dtype: str,
+    device_class: str,
+    engine_build: str,
+    exact: bool = True,
 ) -> int:
-    """Raises ``CheckFailedError`` when the answer is not the recorded one; else how many recorded steps it proved."""
+    """Raises ``CheckFailedError`` when the answer is not the recorded one; else how many recorded steps it proved. ``exact`` False
+    allows what rounding may do also where the record is of this very device."""
     _check_prompt(report, case, decode)
-    exact = case.exact_output(dtype=dtype, device_class=device_class, engine_build=engine_build)
-    output = exact or nearest_output(case, dtype=dtype, device_class=device_class, engine_build=engine_build)
+    own = case.exact_output(dtype=dtype, device_class=device_class, engine_build=engine_build)
+    output = own or nearest_output(case, dtype=dtype, device_class=device_class, engine_build=engine_build)
     tolerance = max(LOGPROB_TOLERANCE[output.dtype], LOGPROB_TOLERANCE[dtype])
-    compared = len(output.ids) if exact else _comparable_length(report, output, tolerance)
+    compared = len(output.ids) if own and exact else _comparable_length(report, output, tolerance)
     _check_ids(report, output, case, compared, decode)
     # Where ids are exact, another thread count may still move a logit by a unit; only more than a margin allows is wrong.
-    _check_logprobs(report, output, case, tolerance * MARGIN_IN_TOLERANCES if exact else tolerance, compared)
+    _check_logprobs(report, output, case, tolerance * MARGIN_IN_TOLERANCES if own else tolerance, compared)
     if compared == len(output.ids):
         _check_end(report, output, case)
     else:
@@ -129,16 +149,27 @@ def require_enough(compared: int, *, dtype: str, device_class: str) -> None:
 
 
 def _check_prompt(report: StreamReport, case: GoldenCase, decode: Decode) -> None:
-    index = first_difference(case.prompt_ids, report.prompt_ids)
-    if index is None:
+    """What the request path made of the messages. A server that tells its text lets template and tokenizer be told apart."""
+    if report.prompt_text not in (None, case.text):
+        index = first_difference(case.text, str(report.prompt_text)) or 0
+        raise CheckFailedError(
+            Reason.TEMPLATE_MISMATCH,
+            f"Case {case.name}: in the server's own request path, "
+            f"{describe_text_difference(case.text, str(report.prompt_text), index)}",
+            part="chatTemplate",
+            expected=show_text(case.text, index),
+            observed=show_text(str(report.prompt_text), index),
+        )
+    index_of_id = first_difference(case.prompt_ids, report.prompt_ids)
+    if index_of_id is None:
         return
     raise CheckFailedError(
         Reason.TOKENIZER_MISMATCH,
-        f"Case {case.name}: prompt token {index} is {describe_token(report.prompt_ids, index, decode)} in the server's own request "
-        f"path, {describe_token(case.prompt_ids, index, decode)} was approved",
+        f"Case {case.name}: prompt token {index_of_id} is {describe_token(report.prompt_ids, index_of_id, decode)} in the server's own "
+        f"request path, {describe_token(case.prompt_ids, index_of_id, decode)} was approved",
         part="tokenizer",
-        expected=show_ids(case.prompt_ids, index),
-        observed=show_ids(report.prompt_ids, index),
+        expected=show_ids(case.prompt_ids, index_of_id),
+        observed=show_ids(report.prompt_ids, index_of_id),
     )
 
 

@@ -1,7 +1,8 @@
 """Read a probe's stream as a state machine: role → content → finish → usage → [DONE], and nothing after.
 
 In go the payloads of the events, out comes what they said. Every departure from the order is ``StreamBroken`` with the event's
-number. Asked for with ``return_token_ids``, the prompt's ids come in the role chunk's ``prompt_token_ids`` and the output's in
+number. Asked for with ``return_token_ids``, the prompt comes in the role chunk's ``prompt_token_ids`` (and ``prompt_text``, where the
+server tells it) and the output's ids in
 ``choices[0].token_ids``; an id may arrive before its text (a character's bytes may be incomplete) but text never before its ids.
 """
 
@@ -47,6 +48,7 @@ class StreamReport:
     events: tuple[str, ...]
     system_fingerprint: str | None
     model: str
+    prompt_text: str | None = None
 
 
 @dataclass
@@ -60,6 +62,7 @@ class StreamChecker:
     _pieces: list[ContentPiece] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
     _prompt_ids: tuple[int, ...] = ()
+    _prompt_text: str | None = None
     _logprobs: list[float] = field(default_factory=list)
     _finish_reason: str | None = None
     _usage: Usage | None = None
@@ -104,6 +107,7 @@ class StreamChecker:
             events=tuple(self._events),
             system_fingerprint=fingerprint if isinstance(fingerprint, str) else None,
             model=str(self._constants["model"]),
+            prompt_text=self._prompt_text,
         )
 
     def _read_choice(self, choice: Any, chunk: dict[str, Any]) -> None:
@@ -117,25 +121,30 @@ class StreamChecker:
         if reason is not None:
             self._read_finish(choice, said, reason)
         elif "role" in said:
-            self._read_role(choice, said, chunk.get("prompt_token_ids"))
+            self._read_role(choice, said)
+            self._read_prompt(chunk)
         else:
             self._read_content(choice, said)
 
-    def _read_role(self, choice: dict[str, Any], delta: dict[str, Any], prompt_ids: Any) -> None:
+    def _read_role(self, choice: dict[str, Any], delta: dict[str, Any]) -> None:
         self._enter("role", after=("start",))
         if delta != {"role": "assistant", "content": ""}:
             self._broken("the first delta is not the assistant's role alone", expected="role assistant, content empty")
-        self._prompt_ids = self._read_ids(prompt_ids)
         if choice.get("token_ids"):
             self._broken("the role chunk carries tokens", expected="no token_ids before content")
+
+    def _read_prompt(self, chunk: dict[str, Any]) -> None:
+        self._prompt_ids = self._read_ids(chunk.get("prompt_token_ids"))
+        text = chunk.get("prompt_text")
+        if text is not None and not isinstance(text, str):
+            self._broken("prompt_text is not text", expected="the rendered prompt")
+        self._prompt_text = text
 
     def _read_content(self, choice: dict[str, Any], delta: dict[str, Any]) -> None:
         self._enter("content", after=("role", "content"))
         text = delta.get("content")
         if set(delta) != {"content"} or not isinstance(text, str) or not text:
             self._broken("a content chunk has no text, or more than text", expected="delta: {content: text}")
-        if REPLACEMENT in text:
-            self._broken("the text has U+FFFD: part of a character was sent", expected="whole characters")
         self._read_tokens(choice)
         self._pieces.append(ContentPiece(text=text, ids_seen=len(self._ids)))
 

@@ -51,7 +51,7 @@ async def test_the_right_answer_passes_and_says_what_was_proved() -> None:
     assert (verdict.result, verdict.reason, verdict.approved) == (VerdictResult.PASS, Reason.VERIFIED, True)
     names = [check.name for check in verdict.checks]
     cases = [f"golden:{case.name}" for case in RECORD.golden.cases]
-    assert names == ["record", "manifest", "rendering", "engine", *cases, "compared", "blocks"]
+    assert names == ["record", "manifest", "rendering", "engine", *cases, "compared", "company", "blocks"]
     assert all(check.result is VerdictResult.PASS for check in verdict.checks)
     assert verdict.fingerprint == FINGERPRINT
 
@@ -265,7 +265,9 @@ async def test_saturation_never_fails_the_probe() -> None:
     server = _server(SCRIPT.good(), refusals=[(429, "queue_full")] * 4)
     verdict = await _verdict(server, timeout_seconds=0.5)
     assert verdict.passed, verdict.message
-    assert len({headers[REQUEST_ID_HEADER] for headers in server.headers}) == 4 + len(RECORD.golden.cases)
+    assert (
+        len({headers[REQUEST_ID_HEADER] for headers in server.headers}) == 4 + 2 * len(RECORD.golden.cases) + 2
+    )  # alone, in company, the neighbour
 
 
 async def test_a_port_that_never_listens_times_out_and_says_so() -> None:

@@ -57,7 +57,14 @@ async def test_the_first_pod_records_itself_and_says_that_nobody_approved_it(tin
         await it.until("readyz", 200)
         verdict = await it.verdict()
         assert (verdict["result"], verdict["reason"], verdict["approved"]) == ("Pass", "RecordedNotApproved", False)
-        assert [check["name"] for check in verdict["checks"]] == ["record", "engine", "answer", "own-record", "blocks"]
+        assert [check["name"] for check in verdict["checks"]] == [
+            "record",
+            "engine",
+            "answer",
+            "own-record",
+            "company",
+            "blocks",
+        ]
         record = await _record_of(it)
         assert record.fingerprint == verdict["fingerprint"] == verdict["expected"]
         assert (await it.get("readyz"))[1].startswith("RecordedNotApproved: ")
