@@ -11,6 +11,7 @@ from typing import Any, Final
 from pratique_contract import constants
 from pratique_operator import labels, names
 from pratique_operator.config import OperatorConfig
+from pratique_operator.desired.claims import merge_claims
 from pratique_operator.desired.fetch import CONFIG_MOUNT, RESTRICTED, build_fetcher, build_fetcher_volumes
 from pratique_operator.pod_types import PodOptions, to_plain
 from pratique_operator.sources import Mount, build_mounts, declared_sources
@@ -67,7 +68,7 @@ def build_pod_template(spec: InferenceServiceSpec, *, service: str, config: Oper
     if fetched:
         pod["initContainers"] = [build_fetcher(spec, options, image=image_of(spec, config), config=config)]
     metadata = to_plain(spec.template.metadata if spec.template is not None else None)
-    return {"metadata": metadata, "spec": pod}
+    return {"metadata": metadata, "spec": merge_claims(pod)}
 
 
 def name_revision(template: Manifest, *, service: str, revision: str, annotations: dict[str, str]) -> Manifest:

@@ -199,11 +199,22 @@ def test_claims_are_mounted_read_only_at_their_folder() -> None:
     built = pod(model={"uri": "pvc://models/llama/8b"}, tokenizer={"uri": "pvc://models"})
     assert built["volumes"][1:] == golden("""
 - {name: model, persistentVolumeClaim: {claimName: models, readOnly: true}}
-- {name: tokenizer, persistentVolumeClaim: {claimName: models, readOnly: true}}
 """)
     assert built["containers"][0]["volumeMounts"][2:] == golden("""
 - {name: model, mountPath: /models/model, readOnly: true, subPath: llama/8b}
-- {name: tokenizer, mountPath: /models/tokenizer, readOnly: true}
+- {name: model, mountPath: /models/tokenizer, readOnly: true}
+""")
+
+
+def test_claim_is_one_volume_even_when_it_is_also_the_cache() -> None:
+    """A pod that names one claim in two volumes waits for the second for ever."""
+    built = pod(model=HUB, tokenizer={"uri": "pvc://models/t"}, download={"cache": {"claimName": "models"}})
+    claims = [volume for volume in built["volumes"] if "persistentVolumeClaim" in volume]
+    assert claims == golden("[{name: tokenizer, persistentVolumeClaim: {claimName: models}}]")
+    assert built["initContainers"][0]["volumeMounts"][-1] == {"name": "tokenizer", "mountPath": "/models"}
+    assert built["containers"][0]["volumeMounts"][2:] == golden(f"""
+- {{name: tokenizer, mountPath: {FOLDER}, subPath: {FOLDER.removeprefix("/models/")}, readOnly: true}}
+- {{name: tokenizer, mountPath: /models/tokenizer, readOnly: true, subPath: t}}
 """)
 
 
