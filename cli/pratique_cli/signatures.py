@@ -19,7 +19,7 @@ except ImportError as error:
 
 PASSWORD_VARIABLE: Final = "PRATIQUE_KEY_PASSWORD"
 PUBLIC_SUFFIX: Final = ".pub"
-_PEM_BLOCK: Final = re.compile(r"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----", re.DOTALL)
+_PEM_BLOCK: Final = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.+?-----END [A-Z0-9 ]+-----", re.DOTALL)
 
 
 def make_key_files(private: Path) -> Path:

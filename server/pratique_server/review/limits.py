@@ -7,7 +7,7 @@ parameters of the test. Every default may be replaced by the person who reviews,
 from collections.abc import Mapping
 from typing import Final
 
-from pratique_contract.golden import LOGPROB_TOLERANCE, MARGIN_IN_TOLERANCES
+from pratique_contract.golden import GOLDEN_STEPS_MIN, LOGPROB_TOLERANCE, MARGIN_IN_TOLERANCES
 from pratique_contract.manifest import QuantizationPart, ReleaseManifest
 from pratique_contract.review import TestKind
 from pratique_server.review.errors import ReviewError
@@ -94,6 +94,7 @@ def _defaults(kind: TestKind, change: str, reference: ReleaseManifest, candidate
             **_PARITY[change],
             "emptyAnswersMax": 0,
             "goldenMismatchesMax": 0,
+            "goldenTokensMin": GOLDEN_STEPS_MIN,
             "clearMarginNats": clear_margin(reference.quantization.dtype, candidate.quantization.dtype),
         }
     raise ReviewError(f"{kind} is not a test of this module")

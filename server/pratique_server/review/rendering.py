@@ -51,6 +51,11 @@ class Rendering:
     ids: tuple[int, ...] = ()
     refusal: str | None = None
 
+    def is_like(self, other: "Rendering") -> bool:
+        """What a template says when it refuses is for people; that it refuses is what counts."""
+        both_refuse = self.refusal is not None and other.refusal is not None
+        return both_refuse or self == other
+
 
 Render = Callable[[Conversation], Rendering | None]
 
@@ -72,6 +77,8 @@ def conversations_of(*records: ReleaseRecord | None) -> list[Conversation]:
             continue
         for fixture in record.golden.fixtures:
             _add(found, Conversation(name=fixture.name, messages=fixture.messages, tools=fixture.tools))
+        for refused in record.golden.refused:
+            _add(found, Conversation(name=refused.name, messages=refused.messages, tools=refused.tools))
         for case in record.golden.cases:
             _add(found, Conversation(name=f"case {case.name}", messages=case.messages))
     for name, messages, with_tools in FIXTURES:
@@ -89,6 +96,9 @@ def recorded_renderings(record: ReleaseRecord) -> dict[str, Rendering]:
     for fixture in record.golden.fixtures:
         key = Conversation(name="", messages=fixture.messages, tools=fixture.tools).key
         renderings[key] = Rendering(text=fixture.text, ids=fixture.ids)
+    for refused in record.golden.refused:
+        key = Conversation(name="", messages=refused.messages, tools=refused.tools).key
+        renderings[key] = Rendering(refusal=refused.message)
     for case in record.golden.cases:
         key = Conversation(name="", messages=case.messages).key
         renderings[key] = Rendering(text=case.text, ids=case.prompt_ids)
@@ -156,7 +166,7 @@ def measure_renderings(
         "newlyAccepted": kinds.count("accepted"),
         "contentLost": sum(_loses_content(*pair) for pair in compared.pairs),
         "doubledBos": sum(_doubles(right, bos_id) and not _doubles(left, bos_id) for _, left, right in compared.pairs),
-        "unlikeRecord": sum(recorded.get(c.key, right) != right for c, _, right in compared.pairs),
+        "unlikeRecord": sum(not recorded.get(c.key, right).is_like(right) for c, _, right in compared.pairs),
         "unexplained": (0 if ids_explained else kinds.count("ids"))
         + (0 if text_explained else len(kinds) - kinds.count("ids")),
         "changesDigest": digest_json([change.to_json_value() for change in changes]),
@@ -177,7 +187,7 @@ def describe_renderings(figures: Figures) -> str:
 
 def _change(conversation: Conversation, left: Rendering, right: Rendering) -> RenderingChange | None:
     name = conversation.name
-    if left == right or (left.refusal is not None and right.refusal is not None):
+    if left.is_like(right):
         return None
     if right.refusal is not None:
         return RenderingChange(name=name, kind="refused", message=f"refused now: {right.refusal}")

@@ -56,6 +56,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Replayed:
+    """Golden cases of an older build on this one: how many, how many gave something else, and how many tokens were compared."""
+
+    cases: int
+    mismatches: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Asked:
     """What one loaded release answered."""
 
@@ -64,7 +73,7 @@ class _Asked:
     prompts: dict[str, list[int]]
     answers: list[Answer]
     logits: list[torch.Tensor]
-    golden: tuple[int, int] | None = None  # cases replayed, and how many of them did not match
+    golden: _Replayed | None = None
 
 
 async def run_tests(
@@ -143,7 +152,7 @@ async def _ask(side: Side, prompts: PromptSet, *, like: _Asked | None, scores: b
         ids = like.prompts if like is not None else render_prompts(prompts, release)
         answers = await collect_answers(release, ids, max_tokens=prompts.max_tokens)
         scored = await collect_logits(release, like.answers if like is not None else answers) if scores else []
-        other = compare_engines(side.manifest, release.manifest)
+        other = differs_in_engine(side.manifest, release.manifest)
         golden = await _replay(side, release) if replays and other else None
         return _Asked(
             manifest=release.manifest, asked=prompts, prompts=ids, answers=answers, logits=scored, golden=golden
@@ -159,17 +168,16 @@ def _require_described(side: Side, loaded: ReleaseManifest) -> None:
         raise ReviewError(f"The {side.name}'s files are not the release that its file describes: {sentence}")
 
 
-async def _replay(side: Side, release: LoadedRelease) -> tuple[int, int] | None:
-    """The reference's golden cases on this build: how many, and how many give something else."""
+async def _replay(side: Side, release: LoadedRelease) -> _Replayed | None:
+    """The reference's golden cases on this build, compared by the gate's own rule."""
     cases = side.record.golden.cases if side.record is not None else ()
     if not cases:
         return None
-    failed = 0
+    compared = failed = 0
     for case in cases:
         try:
-            report = await replay_case(case, release)
-            check_golden(
-                report,
+            compared += check_golden(
+                await replay_case(case, release),
                 case,
                 decode=release.renderer.tokenizer.decode,
                 dtype=release.identity.dtype,
@@ -178,7 +186,7 @@ async def _replay(side: Side, release: LoadedRelease) -> tuple[int, int] | None:
             )
         except CheckFailedError:
             failed += 1
-    return len(cases), failed
+    return _Replayed(cases=len(cases), mismatches=failed, tokens=compared)
 
 
 def _judge_parity(
@@ -190,22 +198,27 @@ def _judge_parity(
     figures = parity.measure_parity(left.answers, right.answers, outcome.divergences, by_text=by_text)
     figures["promptsDigest"] = left.asked.digest
     message = parity.describe_parity(figures, outcome.divergences, limits)
-    if left.golden is not None:
-        figures["goldenCases"], figures["goldenMismatches"] = left.golden
-        message += (
-            f"; {left.golden[0] - left.golden[1]} of {left.golden[0]} golden cases of the reference hold on this engine"
-        )
-    elif compare_engines(reference.manifest, left.manifest):
+    golden = left.golden
+    if golden is not None:
+        figures |= {
+            "goldenCases": golden.cases,
+            "goldenMismatches": golden.mismatches,
+            "goldenTokens": golden.tokens,
+        }
+        held = golden.cases - golden.mismatches
+        message += f"; {held} of {golden.cases} golden cases of the reference hold on this engine"
+    elif differs_in_engine(reference.manifest, left.manifest):
         outcome.missing["SemanticParity"] = (
             "the reference was recorded by another build, and its file has no golden cases to replay: give its record"
         )
         return
     else:
-        limits.pop("goldenMismatchesMax")
+        # The reference was computed by the program that it was recorded with: nothing had to be replayed.
+        limits = {name: limit for name, limit in limits.items() if not name.startswith("golden")}
     outcome.tests.append(_judge("SemanticParity", figures, limits, message))
 
 
-def compare_engines(recorded: ReleaseManifest, loaded: ReleaseManifest) -> bool:
+def differs_in_engine(recorded: ReleaseManifest, loaded: ReleaseManifest) -> bool:
     """Whether another program computes now than the one that was recorded."""
     return recorded.engine.model_copy(update={"image_digest": None}) != loaded.engine.model_copy(
         update={"image_digest": None}

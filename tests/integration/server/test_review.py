@@ -81,6 +81,37 @@ def test_files_that_are_not_the_release_under_review_are_refused(
     )
 
 
+def as_of_an_older_build(file: Path, target: Path, *, ids_added: int) -> Path:
+    """The record as another version of the server would have made it; ``ids_added`` moves what its golden cases answered."""
+    value = json.loads(file.read_text())
+    build = "sha256:" + "0" * 64
+    value["manifest"]["engine"]["build"] = build
+    for case in value["golden"]["cases"]:
+        for output in case["outputs"]:
+            output["engineBuild"] = build
+            output["ids"][0] += ids_added
+    target.write_text(json.dumps(value))
+    return target
+
+
+@pytest.mark.req("R132")
+@pytest.mark.parametrize(("ids_added", "code"), [(0, 0), (1, 5)])
+@pytest.mark.timeout(120)
+def test_an_older_build_is_compared_by_what_it_recorded(
+    pratique: Run, tiny_model_dir: Path, fp32: Path, tmp_path: Path, ids_added: int, code: int
+) -> None:
+    """This build cannot run that one; its golden cases say what it answered."""
+    older = as_of_an_older_build(fp32, tmp_path / "older.json", ids_added=ids_added)
+    both = ("--reference-model", tiny_model_dir, "--candidate-model", tiny_model_dir)
+    result = pratique("release", "review", older, fp32, *both, "--intentional", "engine=faster kernels", "-o", "json")
+    assert result.code == code, result.out + result.err
+    (test,) = json.loads(result.out)["review"]["tests"]
+    figures = test["measurements"]
+    assert figures["goldenCases"] >= 1
+    assert figures["goldenMismatches"] == (figures["goldenCases"] if ids_added else 0)
+    assert figures["exactMatchRate"] == 1.0, "the same files on the same build"
+
+
 @pytest.mark.timeout(120)
 def test_a_changed_template_is_rendered_by_both_and_shown(
     pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, tmp_path: Path

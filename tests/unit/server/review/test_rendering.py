@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pratique_contract.golden import GoldenRecord, RenderFixture
+from pratique_contract.golden import GoldenRecord, RefusedFixture, RenderFixture
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.review import find_exceeded
 from pratique_server.review.limits import choose_limits
@@ -66,6 +66,16 @@ def test_a_candidate_that_renders_other_than_its_record_does_not_pass() -> None:
     record = make_record(golden=GoldenRecord(fixtures=(fixture,)))
     assert exceeded(rendering(), rendering(), record=record) == []
     assert exceeded(rendering(), rendering("<s>Ahoy!", 1, 5, 6, 7), "chatTemplate", record=record) == ["unlikeRecord"]
+
+
+def test_a_refusal_that_was_recorded_has_to_stay_one() -> None:
+    refused = RefusedFixture(name="plain", messages=ASK.messages, message="no tools here")
+    record = make_record(golden=GoldenRecord(refused=(refused,)))
+    left = Rendering(refusal="in other words")
+    assert exceeded(left, Rendering(refusal="no"), record=record) == []
+    assert exceeded(left, rendering(), "chatTemplate", record=record) == ["unlikeRecord"]
+    (pair,) = compare_renderings(conversations_of(record), render_from(record), render_from(record)).pairs
+    assert pair[1].refusal == "no tools here"
 
 
 def change(left: Rendering, right: Rendering) -> Any:
