@@ -74,6 +74,7 @@ def _figures(observations: Sequence[Observation], span: float, slo: Slo) -> dict
         "errorRate": _round((len(observations) - len(good)) / len(observations)) if observations else 0.0,
         "outputTokens": tokens,
         "tokensPerSecond": _round(tokens / span) if span else 0.0,
+        "promptTokensPerSecond": _round(sum(seen.prompt_tokens or 0 for seen in good) / span) if span else 0.0,
         "requestsPerSecond": _round(len(good) / span) if span else 0.0,
         "goodput": _round(sum(_meets(seen, slo) for seen in good) / span) if span else 0.0,
         "ttftMs": percentiles(value for seen in good if (value := ttft_ms(seen)) is not None),

@@ -94,9 +94,9 @@ def _run_offline(
     except ReviewError as error:
         raise CliError(str(error)) from error
     if all(spec is not None for spec in specs):
-        say(
-            f"Running {', '.join(kinds)} on both releases, {len(chosen.prompts)} prompts each (minutes for a larger model)"
-        )
+        asked = [kind for kind in kinds if kind != "RenderedFixtures"]
+        each = f", {len(chosen.prompts)} prompts each (minutes for a larger model)" if asked else ""
+        say(f"Running {', '.join(kinds)} on both releases{each}")
     records = (sides.reference_record, sides.candidate_record)
     left, right = (
         Side(name=name, manifest=manifest, record=record, spec=spec)
