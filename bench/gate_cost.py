@@ -165,10 +165,16 @@ def _connect(port: int) -> socket.socket:
 def _ask(connection: socket.socket) -> None:
     connection.sendall(b"GET /readyz HTTP/1.1\r\nhost: bench\r\n\r\n")
     answer = b""
-    while b"\r\n\r\n" not in answer or not answer.endswith(b"\n"):
+    while not _is_whole(answer):
         answer += connection.recv(65536)
     if not answer.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"not ready: {answer[:200]!r}")
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, end, body = answer.partition(b"\r\n\r\n")
+    length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0")
+    return bool(end) and len(body) >= int(length.partition(b":")[2])
 
 
 @contextmanager
