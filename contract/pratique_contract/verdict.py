@@ -3,10 +3,17 @@
 from datetime import datetime
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from pratique_contract.model import ContractModel
 from pratique_contract.reasons import Reason
+
+
+class _Report(ContractModel):
+    """What a pod reports of itself. Unlike every other value, fields that the reader does not know are passed over: an operator has
+    to understand the pods of the next version while it is being replaced itself."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class VerdictResult(StrEnum):
@@ -17,7 +24,7 @@ class VerdictResult(StrEnum):
     FAIL = "Fail"
 
 
-class Evidence(ContractModel):
+class Evidence(_Report):
     """One observation: what was looked at, what was approved and what was seen."""
 
     subject: str
@@ -25,7 +32,7 @@ class Evidence(ContractModel):
     observed: str
 
 
-class CheckResult(ContractModel):
+class CheckResult(_Report):
     """One check of the gate: its name, outcome and cost."""
 
     name: str
@@ -34,7 +41,7 @@ class CheckResult(ContractModel):
     message: str = ""
 
 
-class Reverification(ContractModel):
+class Reverification(_Report):
     """The newest round of golden cases sent while the pod was idle. ``failures`` counts failed rounds in a row; ``at`` is when the
     newest round ended. A round that had to give way to a user's request says nothing and leaves no trace here."""
 
@@ -46,7 +53,7 @@ class Reverification(ContractModel):
     evidence: tuple[Evidence, ...] = ()
 
 
-class Verdict(ContractModel):
+class Verdict(_Report):
     """Cached result of the gate, served at ``/verdict``. ``part`` names the manifest part that differs, when one does."""
 
     result: VerdictResult
@@ -70,4 +77,9 @@ class Verdict(ContractModel):
 
     def one_line(self) -> str:
         """``Reason: message`` for logs, probe output and ``kubectl describe``."""
-        return f"{self.reason}: {self.message}"
+        return f"{self.reason}: {on_one_line(self.message)}"
+
+
+def on_one_line(text: str) -> str:
+    """A sentence may quote a library's error of several lines; a probe's output ends with its first."""
+    return " / ".join(line.strip() for line in text.splitlines() if line.strip())

@@ -55,6 +55,7 @@ class RecordDesk:
         self._loop = asyncio.get_running_loop()
         self._loaded: Loaded | None = None
         self._task: asyncio.Task[None] | None = None
+        self._making_first = False
         self._answer = NOTHING_LOADED
 
     # From any thread
@@ -96,12 +97,17 @@ class RecordDesk:
     async def make_first(self) -> ReleaseRecord:
         """For the gate, before anybody is served: nothing to give way to. Raises ``RecordingError`` or ``EngineError``."""
         loaded = self._require_loaded()
-        return await make_record(
-            self._spec, loaded.manifest, loaded.renderer, self._at_once(loaded), progress=self._say_progress
-        )
+        self._making_first = True
+        try:
+            return await make_record(
+                self._spec, loaded.manifest, loaded.renderer, self._at_once(loaded), progress=self._say_progress
+            )
+        finally:
+            self._making_first = False
 
     def _begin(self, base: ReleaseRecord | None) -> None:
-        if self._loaded is None or (self._task is not None and not self._task.done()):
+        making = self._making_first or (self._task is not None and not self._task.done())
+        if self._loaded is None or making:
             return
         self._say_progress("waiting for idle time")
         self._task = asyncio.create_task(self._make(self._loaded, base))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pratique_contract import ReleaseManifest, Verdict
+from pratique_contract.verdict import on_one_line
 from pratique_server.engine.protocol import EngineStats
 
 LOOP_SILENCE_SECONDS_MAX: Final = 120.0
@@ -30,7 +31,7 @@ class Readiness:
     message: str
 
     def line(self) -> str:
-        return f"{self.reason}: {self.message}"
+        return f"{self.reason}: {on_one_line(self.message)}"
 
 
 @dataclass(frozen=True)

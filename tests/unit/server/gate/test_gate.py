@@ -224,6 +224,23 @@ async def test_the_verdict_survives_json() -> None:
     assert Verdict.from_json_value(json.loads(json.dumps(verdict.to_json_value()))) == verdict
 
 
+async def test_a_verdict_of_a_newer_pod_is_read_without_what_is_not_known() -> None:
+    """An operator must understand the pods of the next version; a field too many is no reason to know nothing about a pod."""
+    verdict = await _verdict()
+    value = {**verdict.to_json_value(), "addedLater": {"x": 1}}
+    value["checks"][0]["alsoLater"] = True
+    assert Verdict.from_json_value(value) == verdict
+
+
+async def test_a_probes_line_is_one_line_whatever_a_library_said() -> None:
+    class Refusing(ScriptedRenderer):
+        def render(self, messages: Any, tools: Any = None) -> Any:
+            raise ValueError("first line\n\n  second line")
+
+    line = (await _verdict(renderer=Refusing())).one_line()
+    assert line.endswith("first line / second line")
+
+
 async def test_the_verdict_is_one_json_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     verdict = await _verdict(manifest=_with_changed_part("model"))
     with caplog.at_level(logging.INFO):
