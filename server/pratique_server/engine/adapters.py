@@ -20,7 +20,7 @@ from pratique_contract.serving import AdapterSource, ModelSource
 from pratique_server.engine.lora_config import CONFIG_FILE, LoraConfig, parse_config
 from pratique_server.engine.protocol import LoadedAdapter, LoadedFile, LoadError
 from pratique_server.engine.safetensors_file import read_safetensors
-from pratique_server.engine.weights import is_pickle, listed, read_bytes
+from pratique_server.engine.weights import is_pickled_weights, listed, read_bytes
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
@@ -101,7 +101,7 @@ def read_adapter(source: AdapterSource) -> Adapter:
     if not (folder / CONFIG_FILE).is_file():
         raise LoadError(f"its folder has no {CONFIG_FILE}.")
     if not (folder / WEIGHTS_FILE).is_file():
-        pickles = sorted(file.name for file in folder.iterdir() if is_pickle(file.name))
+        pickles = sorted(file.name for file in folder.iterdir() if is_pickled_weights(file.name))
         if pickles:
             raise LoadError(
                 f"its weights are only there as {listed(pickles)}; files that can run code when read are refused. "

@@ -7,7 +7,6 @@ shows.
 import functools
 import hashlib
 import platform
-import re
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from pratique_contract import ServingSpec
 from pratique_server.engine.flags import normalize_flags
+from pratique_server.engine.host import kernel_facts, topology_facts
 from pratique_server.engine.loader import LoadedModel
 from pratique_server.engine.protocol import EngineIdentity
 from pratique_server.engine.threads import applied_thread_settings
@@ -62,35 +62,6 @@ def device_class(device: str) -> str:
     return f"cpu-{torch.backends.cpu.get_cpu_capability().lower()}"
 
 
-def kernel_facts() -> dict[str, str]:
-    """Which numeric kernels torch was built with and may use here, for whoever compares two hosts' outputs."""
-    built = torch.__config__.show()
-    found = {
-        "cpuCapability": torch.backends.cpu.get_cpu_capability(),
-        "processor": _processor(),
-        "blas": _search(r"BLAS_INFO=(\w+)", built),
-        "mkl": _search(r"Math Kernel Library Version (\S+)", built),
-        "oneDnn": _search(r"MKL-DNN v(\S+)", built) if torch.backends.mkldnn.is_available() else "",  # type: ignore[no-untyped-call]
-        "openMp": _search(r"OpenMP (\d+)", built),
-        "cuda": str(torch.version.cuda or ""),
-        "cuDnn": str(torch.backends.cudnn.version() or "") if torch.cuda.is_available() else "",  # type: ignore[no-untyped-call]
-    }
-    return {name: value for name, value in found.items() if value}
-
-
-def _search(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found else ""
-
-
-def _processor() -> str:
-    """The processor's own name; empty where the kernel does not say (then only ``machine`` is known)."""
-    try:
-        return _search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        return ""
-
-
 def make_identity(spec: ServingSpec, loaded: LoadedModel, *, device: str, facts: dict[str, Any]) -> EngineIdentity:
     """Put together what the gate compares. ``facts`` are the engine's own runtime facts; host facts are added here."""
     return EngineIdentity(
@@ -118,6 +89,7 @@ def make_identity(spec: ServingSpec, loaded: LoadedModel, *, device: str, facts:
             **applied_thread_settings(),
             "reading": loaded.reading.describe(),
             "kernels": kernel_facts(),
+            "topology": topology_facts(),
             **facts,
         },
         adapters=loaded.adapters,

@@ -17,11 +17,11 @@ import torch
 from pratique_server.engine.protocol import LoadedFile, LoadError
 from pratique_server.engine.safetensors_file import read_safetensors
 from pratique_server.engine.threads import available_cores
+from pratique_server.fetch.selection import is_pickle
 from pratique_server.release.files import JSON_ERRORS, hash_json_bytes
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
-_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # What a training run leaves beside its weights: pickles too, but not weights, and never opened.
 _LEFT_BY_TRAINING: Final = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
 _NAMES_SHOWN: Final = 5
@@ -136,7 +136,7 @@ def _check_shard(shard: str, found: set[str], expected: set[str]) -> None:
 
 def _explain_no_weights(folder: Path) -> str:
     names = sorted(file.name for file in folder.iterdir())
-    if pickles := [name for name in names if is_pickle(name)]:
+    if pickles := [name for name in names if is_pickled_weights(name)]:
         return (
             f"The model folder has its weights only as {listed(pickles)}; files that can run code when read are "
             "refused. Convert the model to safetensors."
@@ -148,9 +148,9 @@ def _explain_no_weights(folder: Path) -> str:
     return f"The model folder has neither {SINGLE_FILE} nor {INDEX_FILE}."
 
 
-def is_pickle(name: str) -> bool:
-    """Whether a file of this name would hold pickled weights."""
-    return name.endswith(_PICKLES) and not name.startswith(_LEFT_BY_TRAINING)
+def is_pickled_weights(name: str) -> bool:
+    """Whether a file of this name would hold weights in a form that can run code when it is read."""
+    return is_pickle(name) and not name.startswith(_LEFT_BY_TRAINING)
 
 
 def read_bytes(path: Path) -> bytes:

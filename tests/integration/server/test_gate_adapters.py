@@ -79,7 +79,7 @@ async def record(tiny_model_dir: Path, tmp_path: Path) -> ReleaseRecord:
     return _RECORDS[0]
 
 
-@pytest.mark.req("R64", "R65")
+@pytest.mark.req("R62", "R64", "R65", "R130")
 async def test_the_recorded_adapters_quantization_and_code_get_ready(
     record: ReleaseRecord, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
@@ -93,8 +93,12 @@ async def test_the_recorded_adapters_quantization_and_code_get_ready(
     assert len(manifest["quantization"]["quantized"]) == 14
     assert "lm_head.weight" in manifest["quantization"]["kept"]
     assert {"configuration_harbour.py", "modeling_harbour.py"} <= {file["path"] for file in manifest["model"]["files"]}
-    assert manifest["runtime"]["facts"]["selfTest"]["result"] == "passed"
-    assert manifest["runtime"]["facts"]["reading"]["bytes"] > 0
+    facts = manifest["runtime"]["facts"]
+    assert facts["selfTest"]["result"] == "passed"
+    assert facts["reading"]["bytes"] > 0
+    assert {"cpuCapability", "blas"} <= facts["kernels"].keys()
+    assert {"cores", "memoryBytes"} <= facts["topology"].keys()
+    assert (manifest["engine"]["name"], manifest["servingFlags"]["flags"]["maxNumSeqs"]) == ("Torch", 16)
 
 
 def other_adapter(release: Release) -> None:

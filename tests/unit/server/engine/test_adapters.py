@@ -97,6 +97,17 @@ def test_adapters_are_summed_in_float32_in_their_order_and_rounded_once(tiny_mod
     assert torch.equal(merged, expected.bfloat16())
 
 
+def test_the_number_of_threads_does_not_change_the_merged_weights(tiny_model_dir: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(tmp_path / "a", tiny_model_dir, rank=7, targets=["q_proj", "up_proj", "down_proj"])
+    one = weights(load(tiny_model_dir, adapter))
+    try:
+        torch.set_num_threads(2)
+        two = weights(load(tiny_model_dir, adapter))
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 @pytest.mark.parametrize("engine", ["Torch", "Naive"])
 def test_the_engine_answers_with_the_adapter(engine: str, tiny_model_dir: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "a", tiny_model_dir)

@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from pratique_server.engine import identity
+from pratique_server.engine import host, identity
 from pratique_server.engine.launcher import core_environment
 from pratique_server.engine.threads import available_cores, thread_environment
 
@@ -76,6 +77,16 @@ def test_the_build_is_the_source_and_nothing_else(tmp_path: Path, monkeypatch: p
     renamed = build()
     (tmp_path / "copy" / "a.py").write_text("x = 2\n")
     assert len({first, renamed, build()}) == 3
+
+
+def test_the_kernels_are_named_for_whoever_compares_two_hosts() -> None:
+    facts = host.kernel_facts()
+    assert facts["cpuCapability"] == torch.backends.cpu.get_cpu_capability()
+    assert facts["oneDnn"][0].isdigit()
+    assert all(facts.values())
+    topology = host.topology_facts()
+    assert (topology["cores"], topology["coresOfHost"]) == (available_cores(), os.cpu_count())
+    assert topology["memoryBytes"] > 2**28
 
 
 def test_device_class_names_what_decides_rounding() -> None:
