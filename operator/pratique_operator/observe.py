@@ -20,7 +20,7 @@ from pratique_operator.review import Candidate, ReviewState, compute_review, ser
 from pratique_operator.revision import Target, compute_target
 from pratique_operator.rollout import RevisionState, RolloutState
 from pratique_operator.stuck import explain_stuck
-from pratique_operator.trust import Recorded, Trust, declared_of, observe_recorded, unrecorded
+from pratique_operator.trust import Recorded, Trust, observe_recorded, unrecorded
 from pratique_operator.types import InferenceServiceSpec, ReverifySpec, parse_spec
 
 Manifest = dict[str, Any]
@@ -115,10 +115,10 @@ def observe_service(
     )
     target, blocked = (None, invalid) if spec is None else _observe_target(key, spec, objects, config, recorded)
     deployments = _deployments_of(children)
-    trusting = {name for name, deployment in deployments.items() if declared_of(deployment) is not None}
+    to_record = unrecorded(deployments, recorded)
     pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
     failures_max = _failures_max(spec)
-    pods = [replace(pod, audited=pod.revision in trusting, failures_max=failures_max) for pod in pods]
+    pods = [replace(pod, audited=pod.revision in to_record, failures_max=failures_max) for pod in pods]
     pods = explain_stuck(cluster, key.namespace, read_verdicts(key.namespace, pods), now=now)
     return Snapshot(
         key=key,

@@ -24,7 +24,7 @@ class PodFacts:
     ``fetching``: its first container runs; ``fetched_at``: when that succeeded. ``creating``: on a node since ``creating_since``, the
     next container not started yet; ``hint`` is then what the kubelet last complained about. ``ended``: it will never run again.
     ``claims_unbound``: no node yet, maybe because one of its ``claims`` has no volume. ``audited``: its verdict must be fresh although
-    it is ready, because under TrustFirst readiness alone does not say which release it is. ``failures_max``: so many re-verifications in
+    it is ready, because under TrustFirst it is to be recorded. ``failures_max``: so many re-verifications in
     a row must have failed until that counts."""
 
     name: str
