@@ -190,7 +190,7 @@ def test_the_serving_container_has_neither_credentials_nor_a_writable_cache(hubs
             {
                 "download": {
                     "hubEndpoint": f"http://hub-slow.{NAMESPACE}.svc",
-                    "cache": {"emptyDir": {"sizeLimit": "20Ki"}},
+                    "cache": {"emptyDir": {"sizeLimit": "256Ki"}},
                 }
             },
             "DiskFull",

@@ -202,7 +202,7 @@ FAULTS = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(faults=st.lists(FAULTS, max_size=4), seed=st.integers(0, 1000))
 def test_whatever_the_peer_sends_a_folder_that_is_accepted_is_the_source_s(
     tmp_path_factory: pytest.TempPathFactory, faults: list[Fault], seed: int
