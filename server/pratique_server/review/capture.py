@@ -15,6 +15,7 @@ from pratique_server.engine.local import LocalEngine
 from pratique_server.engine.protocol import EngineError, FinishReason
 from pratique_server.engine.step_engine import ForcedSequence
 from pratique_server.errors import TemplateError
+from pratique_server.gate.company import Invariance
 from pratique_server.release.greedy import run_greedy
 from pratique_server.release.offline import LoadedRelease
 from pratique_server.review.errors import ReviewError
@@ -51,8 +52,8 @@ async def collect_answers(
     release: LoadedRelease, prompts: Mapping[str, Sequence[int]], *, max_tokens: int
 ) -> list[Answer]:
     """Greedy answers in the prompts' order."""
-    independent = release.identity.runtime_facts.get("deterministic") is True
-    seats = asyncio.Semaphore(REQUESTS_AT_ONCE if independent else 1)
+    invariance = Invariance.of(release.manifest)
+    seats = asyncio.Semaphore(REQUESTS_AT_ONCE if invariance.has_company and invariance.is_exact else 1)
 
     async def ask(name: str, ids: Sequence[int]) -> Answer:
         async with seats:
