@@ -4,11 +4,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import models
 
 # Before anything imports torch: its threads spin while they wait, and on a busy machine a test of 0.1 s takes 10 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long one example takes says how busy the machine is; pytest's own timeout is what ends a test that hangs.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from pratique_contract.canonical import is_digest
 from pratique_contract.manifest import MANIFEST_VERSION, ReleaseManifest
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_RECORD_PREFIX: Final = "pratique.dev/record/"
+# ``record.RECORD_VERSION``, which this module cannot import: a record holds a review.
+_RECORD_VERSION: Final = "pratique.dev/record/v1"
 
 
 def find_not_comparable(reference: ReleaseManifest, candidate: ReleaseManifest) -> tuple[str, ...]:
@@ -30,7 +31,7 @@ def find_unreadable(value: Any) -> tuple[str, ...]:
         return ()
     found = []
     manifest = value.get("manifest", value)
-    if "manifest" in value and not str(value.get("version", _RECORD_PREFIX)).startswith(f"{_RECORD_PREFIX}v1"):
+    if "manifest" in value and value.get("version", _RECORD_VERSION) != _RECORD_VERSION:
         found.append(f"version: a record of {value['version']!r} is not of the contract version that is compared here")
     if not isinstance(manifest, dict):
         return tuple(found)

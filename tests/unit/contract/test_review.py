@@ -7,6 +7,7 @@ import pytest
 from pratique_contract import PARTS
 from pratique_contract.comparable import find_not_comparable, find_unreadable
 from pratique_contract.manifest import ReleaseManifest
+from pratique_contract.record import RECORD_VERSION
 from pratique_contract.review import (
     REQUIRED_TESTS,
     Review,
@@ -123,9 +124,10 @@ def test_a_remote_engine_is_known_by_its_images_digest() -> None:
 
 def test_a_document_of_another_contract_version_or_without_a_digest_is_not_comparable() -> None:
     record = make_record().to_json_value()
+    assert record["version"] == RECORD_VERSION
     assert find_unreadable(record) == find_unreadable(record["manifest"]) == find_unreadable([]) == ()
-    later = {**record, "version": "pratique.dev/record/v2"}
-    assert find_unreadable(later)[0].startswith("version: a record of 'pratique.dev/record/v2'")
+    for version in ("pratique.dev/record/v2", "pratique.dev/record/v10", None):
+        assert find_unreadable({**record, "version": version})[0].startswith(f"version: a record of {version!r}")
     manifest = {**record["manifest"], "version": "pratique.dev/manifest/v2"}
     assert find_unreadable(manifest)[0].startswith("version: 'pratique.dev/manifest/v2'")
     record["manifest"]["tokenizer"]["files"][0]["sha256"] = None
