@@ -54,7 +54,8 @@ class VerdictReader:
     def __call__(self, namespace: str, pods: list[PodFacts]) -> list[PodFacts]:
         """The same pods, those that answered with their verdict."""
         now = self._clock()
-        urgent = [pod for pod in pods if pod.is_urgent][:PODS_MAX]
+        # Those that are not ready first: what they say is news, of the others it seldom is.
+        urgent = sorted((pod for pod in pods if pod.is_urgent), key=lambda pod: pod.ready)[:PODS_MAX]
         ready = [pod for pod in pods if pod.may_answer and not pod.is_urgent]
         asked = [*urgent, *[pod for pod in ready if self._is_due(pod, now)][:READY_PODS_MAX]]
         answers = dict(

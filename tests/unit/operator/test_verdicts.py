@@ -102,7 +102,7 @@ def test_only_running_pods_are_asked_and_of_those_that_are_not_ready_never_too_m
         seen.append(pod.name)
         return VERDICT.model_dump_json(by_alias=True)
 
-    pods = [asked("gone", terminating=True), asked("no-address", address=None)]
+    pods = [asked("gone", terminating=True), asked("no-address", address=None), asked("a", ready=True, audited=True)]
     pods += [asked(f"p{n:03}") for n in range(PODS_MAX + 5)]
     reader = VerdictReader(tell, workers=2)
     result = reader("ns", pods)
