@@ -90,8 +90,9 @@ def _choose_reference(target: str, served: Mapping[str, datetime], entry: str | 
 
 def _compare(candidate: Candidate, reference_revision: str, reference: ReleaseRecord | None) -> ReviewState:
     if reference is None or candidate.record is None:
-        which = f"the serving revision {reference_revision}" if reference is None else f"revision {candidate.revision}"
-        text = f"{which} has no release record that could be compared"
+        text = f"revision {candidate.revision} has no release record to review; name one in recordRef (pratique release record)"
+        if reference is None:
+            text = f"revision {reference_revision}, which serves, has no release record to review against"
         return ReviewState("Unknown", Reason.REVIEW_REQUIRED, text, reference_revision=reference_revision)
     record = candidate.record
     differences, uncovered = find_uncovered(reference.manifest, record.manifest, record.review)
@@ -144,5 +145,6 @@ def _went_back(state: ReviewState, revision: str) -> ReviewState:
 
 
 def _hold(state: ReviewState) -> ReviewState:
-    text = f"no pod of it is started (reviewPolicy Block): {state.message}; pratique release review makes the review"
+    remedy = "; pratique release review makes the review" if state.uncovered else ""
+    text = f"no pod of it is started (reviewPolicy Block): {state.message}{remedy}"
     return replace(state, message=text, holds=True)

@@ -106,6 +106,7 @@ def test_missing_record_is_unknown_and_not_started_under_block(
     """Absent is not false, and not true."""
     found = review(candidate, records=records)
     assert (found.status, found.holds) == ("Unknown", True)
+    assert ("recordRef" in found.message) is (candidate is None)  # a person is told what to do about it
     assert not review(candidate, records=records, blocks=False).holds
 
 

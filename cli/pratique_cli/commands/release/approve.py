@@ -40,7 +40,7 @@ def approve(
         print(f"Release {found['fingerprint']} is approved already.")
         return
     record = read_kept_record(cluster, found, where)
-    print(f"Service:      {where}/{service}\nRecorded in:  ConfigMap {found['recordRef']}")
+    print(f"Service:     {where}/{service}\nRecorded in: ConfigMap {found['recordRef']}")
     print(describe_manifest(record.manifest), end="")
     if fingerprint is not None and fingerprint != record.fingerprint:
         print(f"Not approved: {fingerprint} was expected.")
