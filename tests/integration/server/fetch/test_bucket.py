@@ -18,6 +18,7 @@ from pratique_server.fetch.expected import Expected
 from pratique_server.fetch.hashing import Checksum
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.selection import Wanted
+from pratique_server.fetch.store import Store
 from pratique_server.fetch.targets import Target
 from tests.support import s3
 from tests.support.fetching import (
@@ -69,6 +70,24 @@ def test_fetches_what_a_server_loads_below_the_prefix(server: s3.S3, prefix: str
     fetch(target, settings_for(server))
     assert names_in(target.path) == LOADED
     assert same_content(target.path, origin)
+
+
+def test_the_store_s_own_checksum_is_what_an_object_is_held_against(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path
+) -> None:
+    content = (origin / WEIGHTS).read_bytes()
+    digest = hashlib.sha256(content)
+    headers: Any = {
+        "x-amz-checksum-sha256": base64.b64encode(digest.digest()).decode(),
+        "x-amz-sdk-checksum-algorithm": "SHA256",
+    }
+    server.client.put_object(BUCKET, f"{prefix}{WEIGHTS}", io.BytesIO(content), len(content), metadata=headers)
+    target = make_target(prefix, tmp_path)
+    fetch(target, settings_for(server))
+    receipt = Store(target.path).read_receipt()
+    assert receipt is not None
+    (version,) = [entry.version for entry in receipt.files if entry.path == WEIGHTS]
+    assert version.endswith(f"sha256:{digest.hexdigest()}")
 
 
 def test_an_object_that_was_replaced_is_fetched_anew_and_the_others_are_kept(
