@@ -94,7 +94,8 @@ class StreamChecker:
     def finish(self) -> StreamReport:
         """The report; raises ``CheckFailedError`` when the body ended too early."""
         if self.state != "done" or self._finish_reason is None or self._usage is None:
-            self._broken(f"the body ended after {self.state}", expected="role, content, finish, usage, [DONE]")
+            order = "role, content, finish, usage, [DONE]"
+            self._broken(f"the body ended after {self.state}; whole is {order}", expected=order)
         fingerprint = self._constants["system_fingerprint"]
         return StreamReport(
             text="".join(piece.text for piece in self._pieces),
@@ -205,7 +206,8 @@ class StreamChecker:
 
     def _enter(self, kind: str, *, after: tuple[str, ...]) -> None:
         if self.state not in after:
-            self._broken(f"{kind} comes after {self.state}", expected=f"{kind} after {' or '.join(after)}")
+            order = f"after {' or '.join(after)}"
+            self._broken(f"{kind} comes after {self.state}, not {order}", expected=f"{kind} {order}")
         if self.state != kind:
             self._events.append(kind)
         self.state = kind
