@@ -71,7 +71,8 @@ def compute_review(
     before = _served_before(candidate, served, record_of)
     if before is not None:
         return _went_back(state, before)
-    return _hold(state) if blocks else state
+    # What the entry selects has been let through already.
+    return _hold(state) if blocks and entry != candidate.revision else state
 
 
 def served_at(deployment: Manifest) -> datetime | None:

@@ -96,7 +96,8 @@ def plan_rollout(state: RolloutState, now: datetime) -> Plan:
     holding = held is not None
     if held is not None:
         decisions.append(Decision(target, "hold", held))
-        entry = state.entry
+        # Somebody may have deleted the entry Service: what served must get it back, held rollout or not.
+        entry = state.entry or _last_served(state)
     else:
         entry, why = choose_entry(state, target)
         if entry != state.entry:
@@ -133,6 +134,11 @@ def _why_held(state: RolloutState, target: str) -> str | None:
     if state.entry == target:
         return None
     return state.review or ("the rollout is paused" if state.paused else None)
+
+
+def _last_served(state: RolloutState) -> str | None:
+    served = {name: found.served_at for name, found in state.revisions.items() if found.served_at is not None}
+    return max(served, key=lambda name: (state.ready(name) > 0, served[name], name), default=None)
 
 
 def choose_entry(state: RolloutState, target: str) -> tuple[str, str]:

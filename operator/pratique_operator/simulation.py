@@ -90,6 +90,9 @@ class World:
             return
         if name in (self.state.traffic or ()) and self.state.ready(name) > 0:
             self.violations.append(f"step {self.step}: shrank {name} to {count} while it took traffic")
+        others = any(self.state.ready(other) > 0 for other in self.state.revisions if other != name)
+        if count == 0 and self.state.ready(name) > 0 and not others:
+            self.violations.append(f"step {self.step}: took the last ready pods away, those of {name}")
 
     def _check_removal(self, name: str) -> None:
         if name == self.state.entry or (name in (self.state.traffic or ()) and self.state.ready(name) > 0):

@@ -130,6 +130,11 @@ def test_after_its_promotion_a_release_is_still_held_against_what_it_replaced() 
     assert just_moved.reference == OLD.fingerprint
 
 
+def test_what_the_entry_selects_already_is_not_held_when_the_policy_becomes_block() -> None:
+    found = review(NEW, target="new", entry="new", served={"old": 1}, blocks=True)
+    assert (found.status, found.holds) == ("False", False)
+
+
 def world(policy: str, *, replicas: int = 1) -> Snapshot:
     """An unrecorded TrustFirst candidate beside an Enforce revision that serves: nothing to compare."""
     spec = {"release": {"policy": "TrustFirst", "reviewPolicy": policy}, "replicas": replicas}

@@ -205,6 +205,14 @@ def test_candidate_that_must_be_reviewed_after_all_loses_its_pods_unless_they_ta
     assert plan(replace(observed, traffic=None)).replicas["new"] == 2
 
 
+@pytest.mark.parametrize("held", [{"review": "unreviewed"}, {"paused": True}])
+def test_entry_that_somebody_deleted_comes_back_while_the_rollout_is_held(held: dict[str, object]) -> None:
+    """Without it the serving revision looked unwanted and went to 0."""
+    revisions = {"old": serving(), "older": idle()}
+    result = plan(state(entry=None, revisions=revisions, traffic=frozenset(), **held))
+    assert (result.entry, dict(result.replicas)) == ("old", {"old": 2, "older": 0})
+
+
 def test_unreviewed_candidate_waits_under_recreate_too() -> None:
     observed = state(entry="old", revisions={"old": serving()}, traffic=frozenset({"old"}), strategy="Recreate")
     assert dict(plan(replace(observed, review="unreviewed")).replicas) == {"old": 2}
@@ -261,7 +269,9 @@ def random_history(seed: int, *, crash_rate: float) -> World:
     for _ in range(random.randint(2, 6)):
         # Now and then what is wanted is unknown for a while: a missing record, a spec that cannot be read.
         target = None if random.random() < 0.15 else f"r{random.randint(0, 5)}"
-        world.state = replace(world.state, target=target, replicas=random.randint(1, 4))
+        paused, gone = random.random() < 0.2, random.random() < 0.2  # somebody deletes the entry Service
+        world.state = replace(world.state, target=target, replicas=random.randint(1, 4), paused=paused)
+        world.state = replace(world.state, entry=None if gone else world.state.entry)
         simulate(world, random, steps=random.randint(1, 12), crash_rate=crash_rate)
     world.state = replace(world.state, target="r3", paused=False)
     return simulate(world, random, steps=80, crash_rate=crash_rate / 2)
