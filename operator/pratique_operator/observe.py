@@ -16,12 +16,13 @@ from pratique_operator.kinds import Kind
 from pratique_operator.pods import PodFacts, observe_pod
 from pratique_operator.records import ReadRecord, observe_offers, records_by_revision
 from pratique_operator.references import Reference, References, required_references
+from pratique_operator.release_types import ReverifySpec
 from pratique_operator.review import Candidate, ReviewState, compute_review, served_at
 from pratique_operator.revision import Target, compute_target
 from pratique_operator.rollout import RevisionState, RolloutState
 from pratique_operator.stuck import explain_stuck
 from pratique_operator.trust import Recorded, Trust, observe_recorded, unrecorded
-from pratique_operator.types import InferenceServiceSpec, ReverifySpec, parse_spec
+from pratique_operator.types import InferenceServiceSpec, parse_spec
 
 Manifest = dict[str, Any]
 ChildKey = tuple[str, str]

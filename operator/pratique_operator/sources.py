@@ -12,7 +12,8 @@ from pratique_contract import constants
 from pratique_contract.sources import cache_folder, is_fetched, scheme_of
 from pratique_operator import names
 from pratique_operator.errors import InvalidSpecError
-from pratique_operator.types import CacheSpec, InferenceServiceSpec
+from pratique_operator.source_types import CacheSpec
+from pratique_operator.types import InferenceServiceSpec
 
 Manifest = dict[str, Any]
 

@@ -10,8 +10,9 @@ from pratique_contract import constants
 from pratique_operator import names
 from pratique_operator.config import OperatorConfig
 from pratique_operator.pod_types import PodOptions, Resources, to_plain
+from pratique_operator.source_types import DownloadSpec
 from pratique_operator.sources import build_cache_volume
-from pratique_operator.types import DownloadSpec, InferenceServiceSpec
+from pratique_operator.types import InferenceServiceSpec
 
 Manifest = dict[str, Any]
 

@@ -10,8 +10,10 @@ from pratique_operator.declaration import (
     MODEL_NOT_DECLARED,
     digest_declaration,
 )
+from pratique_operator.engine_types import EngineSpec
 from pratique_operator.references import Reference, References
-from pratique_operator.types import EngineSpec, InferenceServiceSpec, LimitsSpec, ModelSpec, parse_spec
+from pratique_operator.source_types import ModelSpec
+from pratique_operator.types import InferenceServiceSpec, LimitsSpec, parse_spec
 
 BASE: dict[str, Any] = {"model": {"uri": "file:///models/x"}}
 DECLARED: dict[str, dict[str, Any]] = {

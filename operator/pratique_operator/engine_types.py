@@ -1,0 +1,104 @@
+"""Spec fields of the engine: numeric format, K/V cache, image and flags."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from pratique_contract.manifest import DType
+from pratique_contract.model import ContractModel
+from pratique_operator.schema import PositiveInt, Quantity, ShortText, cel, rules
+
+# Engine flags that would change which release runs, or how the pod is reached and proved.
+REFUSED_FLAGS: Final = (
+    "model",
+    "tokenizer",
+    "revision",
+    "tokenizer-revision",
+    "served-model-name",
+    "chat-template",
+    "dtype",
+    "quantization",
+    "max-model-len",
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "max-batched-tokens",
+    "kv-cache-dtype",
+    "trust-remote-code",
+    "load-format",
+    "host",
+    "port",
+    "api-key",
+    "config",
+)
+
+
+class QuantizationSpec(ContractModel):
+    """Numeric format of the weights."""
+
+    method: Literal["None", "Int8WeightOnly"] = Field(
+        default="None",
+        description="Int8WeightOnly: linear layers as int8 with a scale per output channel, made at load.",
+    )
+    dtype: DType | None = Field(default=None, description="Default: the type the checkpoint was saved in.")
+
+
+class KvCacheSpec(ContractModel):
+    """K/V cache size: a number of blocks or an amount of memory."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel("!(has(self.blocks) && has(self.memory))", "give the cache's size as blocks or as memory, not both")
+        )
+    )
+
+    blocks: PositiveInt | None = Field(default=None, description="Default: 1,024 tokens for each of maxNumSeqs.")
+    memory: Quantity | None = Field(default=None, description="For example 4Gi.")
+    block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Tokens in a block. Default 16."
+    )
+    dtype: DType | None = Field(default=None, description="The type that computes; another one is refused by the pod.")
+
+
+_IMAGE_RULES = rules(
+    cel(
+        "!self.endsWith(':latest')",
+        "the tag latest can move under a running service; name a version or a digest",
+    ),
+    cel(
+        "self.contains('@sha256:') || self.matches('^.+:[A-Za-z0-9_][-A-Za-z0-9_.]*$')",
+        "an image without a tag means latest; name a version or a digest",
+    ),
+)
+_ARGS_RULES = rules(
+    cel("self.all(a, a.matches('^--[a-z0-9][-a-z0-9]*(=.*)?$'))", "each argument is written --flag or --flag=value"),
+    cel(
+        f"!self.exists(a, a.matches('^--({'|'.join(REFUSED_FLAGS)})(=.*)?$'))",
+        "these flags would change the release or the pod's contract and have fields of their own or none: "
+        + ", ".join(REFUSED_FLAGS),
+    ),
+)
+
+
+class EngineSpec(ContractModel):
+    """The engine and the flags that change tokens or limits."""
+
+    name: Literal["Torch", "Naive"] = Field(
+        default="Torch", description="Default Torch. Naive is the slow baseline, one request at a time."
+    )
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
+        default=None,
+        description="Server image. Default: the operator's serverImage. latest is refused.",
+        json_schema_extra=_IMAGE_RULES,
+    )
+    max_model_len: PositiveInt | None = Field(default=None, description="Shortens the model's own context limit.")
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        default=None, description="Requests computed at once. Default 16."
+    )
+    max_batched_tokens: PositiveInt | None = Field(default=None, description="Token budget of one step. Default 512.")
+    kv_cache: KvCacheSpec | None = None
+    args: tuple[ShortText, ...] | None = Field(
+        default=None,
+        max_length=64,
+        description="Flags of the engine, part of the release. One it does not know fails the pod with FlagsMismatch.",
+        json_schema_extra=_ARGS_RULES,
+    )
