@@ -53,6 +53,8 @@ def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) ->
     if snapshot.target is not None and snapshot.spec is not None:
         for kind, manifest in _additions(snapshot, plan, snapshot.target, snapshot.spec, now=now):
             writes += _apply(cluster, snapshot, kind, manifest)
+    for kind, manifest in _entry(snapshot, plan):
+        writes += _apply(cluster, snapshot, kind, manifest)
     for revision in plan.replicas:
         if snapshot.target is None or revision != snapshot.target.revision:
             writes += _adjust(cluster, snapshot, plan, revision, now=now)
@@ -112,10 +114,17 @@ def _additions(
                 ),
             ),
         ]
-    if plan.entry is not None:
-        found.append((kinds.SERVICE, build.build_entry_service(owner, plan.entry)))
-        found.append((kinds.POD_DISRUPTION_BUDGET, build.build_disruption_budget(owner, plan.entry)))
     return found
+
+
+def _entry(snapshot: Snapshot, plan: Plan) -> list[tuple[Kind, Manifest]]:
+    """What clients reach the serving revision by. It needs nothing of the spec, so it is kept in order while the spec is blocked too."""
+    if plan.entry is None:
+        return []
+    return [
+        (kinds.SERVICE, build.build_entry_service(snapshot.owner, plan.entry)),
+        (kinds.POD_DISRUPTION_BUDGET, build.build_disruption_budget(snapshot.owner, plan.entry)),
+    ]
 
 
 def _marks(snapshot: Snapshot, deployment: Manifest | None, plan: Plan, *, now: str) -> dict[str, str]:

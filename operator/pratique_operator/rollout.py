@@ -96,8 +96,7 @@ def plan_rollout(state: RolloutState, now: datetime) -> Plan:
     holding = held is not None
     if held is not None:
         decisions.append(Decision(target, "hold", held))
-        # Somebody may have deleted the entry Service: what served must get it back, held rollout or not.
-        entry = state.entry or _last_served(state)
+        entry = _standing_entry(state)
     else:
         entry, why = choose_entry(state, target)
         if entry != state.entry:
@@ -117,7 +116,7 @@ def plan_rollout(state: RolloutState, now: datetime) -> Plan:
 
 def _plan_blocked(state: RolloutState) -> Plan:
     """What is to run is unknown, how many is not: the revision the entry selects follows ``replicas``, the rest stays as it is."""
-    entry = state.entry
+    entry = _standing_entry(state)
     why = "what is wanted is unknown; everything stays as it is"
     decisions = [Decision(entry or "", "hold", why)]
     observed = None if entry is None else state.revisions.get(entry)
@@ -136,9 +135,13 @@ def _why_held(state: RolloutState, target: str) -> str | None:
     return state.review or ("the rollout is paused" if state.paused else None)
 
 
-def _last_served(state: RolloutState) -> str | None:
+def _standing_entry(state: RolloutState) -> str | None:
+    """The revision that serves while nothing new may. Somebody may have deleted the entry Service or pointed it at nothing: then what
+    served last gets it back, or it would look unwanted and lose its pods."""
+    if state.entry in state.revisions:
+        return state.entry
     served = {name: found.served_at for name, found in state.revisions.items() if found.served_at is not None}
-    return max(served, key=lambda name: (state.ready(name) > 0, served[name], name), default=None)
+    return max(served, key=lambda name: (state.ready(name) > 0, served[name], name), default=state.entry)
 
 
 def choose_entry(state: RolloutState, target: str) -> tuple[str, str]:

@@ -147,6 +147,16 @@ def test_block_starts_no_pod_of_an_unreviewed_candidate_and_the_review_lets_it_t
     assert status["review"]["reference"] == RECORD.fingerprint
     assert [u["part"] for u in status["review"]["uncovered"]] == ["quantization"]
     assert world.condition("Available")["status"] == "True"
+    serving = {pod["metadata"]["uid"] for pod in pods(world)}
+    world.cluster._call("DELETE", kinds.SERVICE.path(world.namespace, "svc"))
+    eventually(lambda: world.entry() == stable, what="a deleted entry Service comes back although the rollout is held")
+    world.apply(
+        {**world.manifest(replicas=2, release={"recordRef": {"name": "gone"}, "fingerprint": RECORD.fingerprint})}
+    )
+    world.wait_reason("RecordMissing")
+    world.cluster._call("DELETE", kinds.SERVICE.path(world.namespace, "svc"))
+    eventually(lambda: world.entry() == stable, what="and although the spec is blocked")
+    assert {pod["metadata"]["uid"] for pod in pods(world)} == serving
     review = Review(
         reference=RECORD.fingerprint,
         candidate=OTHER.fingerprint,

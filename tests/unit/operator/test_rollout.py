@@ -47,6 +47,8 @@ def test_unknown_target_leaves_everything_alone_but_the_number_of_serving_pods()
     scaled = plan(state(None, replicas=5, entry="old", revisions=revisions, traffic=frozenset({"old"})))
     assert (scaled.entry, dict(scaled.replicas), scaled.remove) == ("old", {"old": 5}, ())
     assert dict(plan(state(None, entry="gone", revisions={"other": starting()})).replicas) == {}
+    assert plan(state(None, entry=None, revisions=revisions)).entry == "old"  # somebody deleted the entry Service
+    assert plan(state(None, entry=None, revisions={"other": starting()})).entry is None
     unrecorded = state(
         None, replicas=5, entry="old", revisions=revisions, traffic=frozenset({"old"}), pods_max={"old": 2}
     )
@@ -205,11 +207,14 @@ def test_candidate_that_must_be_reviewed_after_all_loses_its_pods_unless_they_ta
     assert plan(replace(observed, traffic=None)).replicas["new"] == 2
 
 
+@pytest.mark.parametrize("entry", [None, "nothing-like-that"])
 @pytest.mark.parametrize("held", [{"review": "unreviewed"}, {"paused": True}])
-def test_entry_that_somebody_deleted_comes_back_while_the_rollout_is_held(held: dict[str, object]) -> None:
+def test_entry_that_somebody_took_away_comes_back_while_the_rollout_is_held(
+    held: dict[str, object], entry: str | None
+) -> None:
     """Without it the serving revision looked unwanted and went to 0."""
     revisions = {"old": serving(), "older": idle()}
-    result = plan(state(entry=None, revisions=revisions, traffic=frozenset(), **held))
+    result = plan(state(entry=entry, revisions=revisions, traffic=frozenset(), **held))
     assert (result.entry, dict(result.replicas)) == ("old", {"old": 2, "older": 0})
 
 
@@ -271,7 +276,7 @@ def random_history(seed: int, *, crash_rate: float) -> World:
         target = None if random.random() < 0.15 else f"r{random.randint(0, 5)}"
         paused, gone = random.random() < 0.2, random.random() < 0.2  # somebody deletes the entry Service
         world.state = replace(world.state, target=target, replicas=random.randint(1, 4), paused=paused)
-        world.state = replace(world.state, entry=None if gone else world.state.entry)
+        world.state = replace(world.state, entry=random.choice([None, "nobody"]) if gone else world.state.entry)
         simulate(world, random, steps=random.randint(1, 12), crash_rate=crash_rate)
     world.state = replace(world.state, target="r3", paused=False)
     return simulate(world, random, steps=80, crash_rate=crash_rate / 2)
