@@ -64,6 +64,10 @@ test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)
 	@$(BIN)/python -m e2e.up --no-chat
 	@$(BIN)/pytest e2e -q --durations=10
 
+.PHONY: mutation
+mutation: venv ## Every single fault refused, no harmless change refused: writes bench/results/mutation.md (under 6 min; not in CI)
+	@$(BIN)/pytest tests/mutation -q -n 2 --durations=10 --mutation-report bench/results
+
 .PHONY: cluster
 cluster: venv ## The kind cluster with our images in it, without operator (the images are made while Go compiles)
 	@$(BIN)/python -m e2e.cluster up --images

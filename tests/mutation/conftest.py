@@ -1,29 +1,53 @@
 """The releases of the suite, made once, and the report: ``--mutation-report FOLDER`` writes ``mutation.json`` and ``mutation.md``."""
 
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.mutation.releases import Releases
+from tests.mutation.report import write_report
 
-ROWS = "mutation"
+PROPERTY = "mutation"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mutation-report", type=Path, default=None, help="folder for mutation.json and mutation.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = config.getoption("--mutation-report")
+    if folder is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Reporter(folder), "mutation-report")
+
+
+class _Reporter:
+    """Collects the rows of all workers, in the order in which the tests are listed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._begun = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, row in report.user_properties:
+            if name == PROPERTY and row:
+                self._rows[report.nodeid] = row  # type: ignore[assignment]
+
+    def pytest_sessionfinish(self) -> None:
+        rows = sorted(self._rows.values(), key=lambda row: row["number"])
+        write_report(rows, self._folder, seconds=time.monotonic() - self._begun)
 
 
 @pytest.fixture(scope="session")
-def releases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
     return Releases(tmp_path_factory.mktemp("releases"))
 
 
 @pytest.fixture
 def row(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """One row of the report; the test fills it."""
+    """One row of the report; the test fills it with plain values."""
     value: dict[str, Any] = {}
-    request.node.user_properties.append((ROWS, value))
+    request.node.user_properties.append((PROPERTY, value))
     return value
-
-
-def folder_of(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    return path

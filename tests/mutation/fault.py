@@ -14,9 +14,10 @@ from tests.support.broken_streams import Events
 from tests.support.mutations import Mutation
 
 if TYPE_CHECKING:
-    from tests.mutation.scene import Scene
+    from tests.mutation.scene import Judged, Scene
 
-Arrange = Callable[["Scene"], None]
+Arrange = Callable[["Scene"], object]
+Act = Callable[["Judged"], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,16 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Variation:
-    """A change that may not be refused. ``why`` says what makes it harmless."""
+    """A change that is no fault, or one that nobody can see. ``why`` says why. ``act`` looks at what comes after the verdict, ``status``
+    is what a user's request gets then. ``refused`` is the reason, for a change without effect that is refused all the same."""
 
     name: str
     why: str
     arrange: Arrange
     base: str = "tiny"
+    act: Act | None = None
+    status: int = 200
+    refused: Reason | None = None
 
 
 def files(*mutations: Mutation) -> Arrange:

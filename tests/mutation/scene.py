@@ -46,6 +46,9 @@ class Scene:
         self.monkeypatch = monkeypatch
         self.engine_hooks: list[Callable[[TorchEngine, Scene], object]] = []
         self.start_engine: StartEngine = self._start_engine
+        # Each is begun when the ports are there and gives back how to end it.
+        self.while_proving: list[Callable[[Running], Callable[[], None]]] = []
+        self.cleanups: list[Callable[[], object]] = []
         self.changes: dict[str, Any] = {"probe_timeout_seconds": PROBE_SECONDS_MAX}
         self._folder: Path | None = None
 
@@ -141,6 +144,7 @@ class Judged:
     verdict: dict[str, Any]
     meanwhile: list[int | None]
     after: int | None
+    scene: Scene
     server: Running
     process: ServingProcess
 
@@ -148,10 +152,21 @@ class Judged:
 @contextmanager
 def judge(scene: Scene) -> Iterator[Judged]:
     """Start the server, let it come to its verdict under the eyes of a knocking user, ask once more."""
-    with serving(scene.spec(), start_engine=scene.start_engine) as (server, process):
-        knocker = Knocker(server.api_url)
-        with knocker.knocking():
-            verdict = server.wait_verdict()
-        with httpx.Client(timeout=30, trust_env=False) as client:
-            after = ask(client, server.api_url)
-        yield Judged(verdict=verdict, meanwhile=knocker.statuses, after=after, server=server, process=process)
+    try:
+        with serving(scene.spec(), start_engine=scene.start_engine) as (server, process):
+            knocker = Knocker(server.api_url)
+            ends = [begin(server) for begin in scene.while_proving]
+            try:
+                with knocker.knocking():
+                    verdict = server.wait_verdict()
+            finally:
+                for end in ends:
+                    end()
+            with httpx.Client(timeout=30, trust_env=False) as client:
+                after = ask(client, server.api_url)
+            yield Judged(
+                verdict=verdict, meanwhile=knocker.statuses, after=after, scene=scene, server=server, process=process
+            )
+    finally:
+        for cleanup in scene.cleanups:
+            cleanup()

@@ -36,9 +36,16 @@ class Settings:
     on_packed_mismatch: Literal["refuse", "one-sequence"]
 
 
-def normalize_flags(engine: EngineSpec) -> dict[str, Any]:
-    """Return the flags of ``servingFlags``; raises ``LoadError`` for an argument this engine does not know."""
+def normalize_flags(
+    engine: EngineSpec, *, context_limit: int | None = None, dtype: DType | None = None
+) -> dict[str, Any]:
+    """Return the flags of ``servingFlags``; raises ``LoadError`` for an argument this engine does not know. With the loaded model's
+    context limit and dtype, a flag that only repeats the model's own value is the default it stands for."""
     value = engine.to_json_value()
+    if engine.max_model_len == context_limit:
+        value["maxModelLen"] = None
+    if engine.kv_cache.dtype == dtype:
+        value["kvCache"]["dtype"] = None
     del value["name"], value["imageDigest"]  # both belong to the manifest's engine part
     value["args"] = parse_args(engine)
     return value

@@ -78,7 +78,7 @@ def make_identity(spec: ServingSpec, loaded: LoadedModel, *, device: str, facts:
         kept_tensors=loaded.quantization.kept,
         vocab_size=loaded.vocab_size,
         context_limit=loaded.context_limit,
-        flags=normalize_flags(spec.engine),
+        flags=normalize_flags(spec.engine, context_limit=loaded.context_limit, dtype=loaded.dtype),
         device_class=device_class(device),
         runtime_facts={
             "device": device,

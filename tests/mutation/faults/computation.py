@@ -50,7 +50,7 @@ def _on_write(corrupt: Callable[[Tensor, int, int], None]) -> Hook:
     return hook
 
 
-def _lost_block(after: int) -> Hook:
+def lost_block(after: int) -> Hook:
     """Once a sequence is longer than ``after`` tokens, the block before that place holds zeros."""
 
     def corrupt(tensor: Tensor, start: int, end: int) -> None:
@@ -307,7 +307,7 @@ def _logits(change: Callable[[Tensor], Tensor]) -> Hook:
 # Memory: what was hashed is not what computes
 
 
-def _memory(change: Callable[[Any], object]) -> Hook:
+def memory(change: Callable[[Any], object]) -> Hook:
     def hook(engine: TorchEngine, _: "Scene") -> None:
         with torch.no_grad():
             change(engine._runner._model)
@@ -351,7 +351,7 @@ def _on_step(engine: TorchEngine, scene: "Scene", change: Callable[[StepOutput],
     scene.monkeypatch.setattr(engine, "step", lambda: change(step()))
 
 
-def _events(change: Callable[[Any, int], list[Any]]) -> Hook:
+def events(change: Callable[[Any, int], list[Any]]) -> Hook:
     """Replace each event by those that ``change`` makes of it; it is told the event's number within its request."""
 
     def hook(engine: TorchEngine, scene: "Scene") -> None:
@@ -378,7 +378,7 @@ def _swapped_finish(event: Any, _: int) -> list[Any]:
     return [_with(event, finish=other.get(event.finish))]
 
 
-def _finish_after(count: int) -> Callable[[Any, int], list[Any]]:
+def finish_after(count: int) -> Callable[[Any, int], list[Any]]:
     def change(event: Any, number: int) -> list[Any]:
         if number > count:
             return []
@@ -456,10 +456,10 @@ def _silent(name: str, hook: Hook, *, bug: str = "") -> Fault:
 _LAYER: Final = "model.layers.{}.{}"
 
 FAULTS: Final = (
-    _fault("K/V of the first block lost once a sequence is longer", _lost_block(16)),
-    _fault("K/V of the third block lost once a sequence is longer", _lost_block(48)),
-    _fault("K/V lost after 256 tokens", _lost_block(256)),
-    _fault("K/V lost after 512 tokens, one key tile", _lost_block(512)),
+    _fault("K/V of the first block lost once a sequence is longer", lost_block(16)),
+    _fault("K/V of the third block lost once a sequence is longer", lost_block(48)),
+    _fault("K/V lost after 256 tokens", lost_block(256)),
+    _fault("K/V lost after 512 tokens, one key tile", lost_block(512)),
     _fault("K/V of the newest block lost in decode", _on_write(_lost_in_decode)),
     _fault("K/V of a chunk's last block lost in the next chunk", _on_write(_lost_between_chunks), bug="transformers PR#45943"),
     _fault("K/V written one slot too early in decode", _slot_off_by_one),
@@ -493,37 +493,37 @@ FAULTS: Final = (
     _fault("log-probabilities in bits instead of nats", _lie(lambda row, value: value * 1.4427)),
     _fault("logits soft-capped", _logits(lambda logits: 30 * torch.tanh(logits / 30))),
     _fault("logits not a number", _logits(lambda logits: logits * float("nan")), reason=Reason.STREAM_BROKEN, bug="vllm#10234"),
-    _fault("weights rounded to bfloat16 in memory", _memory(lambda model: [
+    _fault("weights rounded to bfloat16 in memory", memory(lambda model: [
         parameter.copy_(parameter.to(torch.bfloat16)) for parameter in model.parameters()])),
-    _fault("the scale of one layer not applied", _memory(lambda model: model.get_submodule(
+    _fault("the scale of one layer not applied", memory(lambda model: model.get_submodule(
         _LAYER.format(0, "mlp.down_proj")).weight.mul_(0.5))),
-    _fault("one projection's sign flipped in memory", _memory(lambda model: model.get_submodule(
+    _fault("one projection's sign flipped in memory", memory(lambda model: model.get_submodule(
         _LAYER.format(1, "self_attn.v_proj")).weight.neg_())),
-    _fault("one MLP switched off in memory", _memory(lambda model: model.get_submodule(
+    _fault("one MLP switched off in memory", memory(lambda model: model.get_submodule(
         _LAYER.format(1, "mlp.down_proj")).weight.zero_())),
-    _fault("the head tied to the embedding in memory", _memory(lambda model: model.lm_head.weight.copy_(
+    _fault("the head tied to the embedding in memory", memory(lambda model: model.lm_head.weight.copy_(
         model.get_input_embeddings().weight))),
-    _fault("one embedding row zeroed in memory", _memory(_embedding_of_a_prompt_token)),
-    _fault("rope frequencies off in memory", _memory(lambda model: model.model.rotary_emb.inv_freq.mul_(1.1))),
-    _fault("attention scaled otherwise", _memory(_set("model.layers.0.self_attn.scaling", lambda value: value * 1.2))),
-    _fault("another activation in memory", _memory(_set("model.layers.0.mlp.act_fn", lambda _: torch.nn.GELU()))),
-    _fault("another norm epsilon in memory", _memory(_set("model.norm.variance_epsilon", lambda _: 0.5))),
+    _fault("one embedding row zeroed in memory", memory(_embedding_of_a_prompt_token)),
+    _fault("rope frequencies off in memory", memory(lambda model: model.model.rotary_emb.inv_freq.mul_(1.1))),
+    _fault("attention scaled otherwise", memory(_set("model.layers.0.self_attn.scaling", lambda value: value * 1.2))),
+    _fault("another activation in memory", memory(_set("model.layers.0.mlp.act_fn", lambda _: torch.nn.GELU()))),
+    _fault("another norm epsilon in memory", memory(_set("model.norm.variance_epsilon", lambda _: 0.5))),
     _fault("adapters merged twice in memory", _merged_again, base="adapted"),
     _fault("one adapter lost in memory", _one_adapter_lost, base="adapted"),
-    _fault("scales of one int8 layer missing", _memory(lambda model: model.get_submodule(
+    _fault("scales of one int8 layer missing", memory(lambda model: model.get_submodule(
         _LAYER.format(0, "self_attn.o_proj")).scale.fill_(1.0)), base="int8"),
-    _fault("one int8 layer's zero point off by one", _memory(lambda model: model.get_submodule(
+    _fault("one int8 layer's zero point off by one", memory(lambda model: model.get_submodule(
         _LAYER.format(0, "mlp.up_proj")).weight_int8.add_(1)), base="int8"),
-    _fault("a token dropped", _events(lambda event, number: [] if number == 3 else [event])),
-    _fault("a token given twice", _events(lambda event, number: [event] * (2 if number == 3 else 1)), bug="vllm#41190"),
+    _fault("a token dropped", events(lambda event, number: [] if number == 3 else [event])),
+    _fault("a token given twice", events(lambda event, number: [event] * (2 if number == 3 else 1)), bug="vllm#41190"),
     _fault("an answer ends one token early", _requests(lambda request: _with(
         request, max_new_tokens=request.max_new_tokens - 1))),
     _fault("an answer ends one token late", _requests(lambda request: _with(
         request, max_new_tokens=request.max_new_tokens + 1))),
-    _fault("an answer ends after three tokens", _events(_finish_after(3))),
+    _fault("an answer ends after three tokens", events(finish_after(3))),
     _fault("the stop id is not known", _requests(lambda request: _with(request, stop_token_ids=[]))),
     _fault("another request's stop id ends the answer", _stop_at_a_golden_token, bug="vllm#54195"),
-    _fault("stop and length exchanged", _events(_swapped_finish)),
+    _fault("stop and length exchanged", events(_swapped_finish)),
     _fault("only the end of the prompt is computed", _requests(lambda request: _with(
         request, prompt_ids=request.prompt_ids[-24:])), bug="ollama#2208"),
     _fault("a BOS too many in the engine", _requests(lambda request: _with(
@@ -531,7 +531,7 @@ FAULTS: Final = (
     _fault("a block of every request leaks", _leaks, reason=Reason.BLOCKS_LEAKED, bug="vllm#46283"),
     _fault("block counts that contradict each other", _miscounts, reason=Reason.BLOCKS_LEAKED),
     _fault("the engine dies at the first step", _dies, reason=Reason.ENGINE_UNREACHABLE, bug="vllm#36960"),
-    _silent("an answer never ends", _events(lambda event, _: [_with(event, finish=None)]), bug="vllm-metal#199"),
+    _silent("an answer never ends", events(lambda event, _: [_with(event, finish=None)]), bug="vllm-metal#199"),
     _silent("the engine takes requests and does nothing", _never_steps, bug="vllm#36960"),
     _silent("the engine is far too slow", _slow),
 )  # fmt: skip

@@ -373,7 +373,7 @@ def _stop_token_not_counted(self: Answer, event: Any) -> Piece:
 _PUSH: Final = Answer.push
 
 
-def _stale_state(make: Callable[[Any, "Scene"], Any]) -> Arrange:
+def stale_state(make: Callable[[Any, "Scene"], Any]) -> Arrange:
     """The request path keeps a renderer of its own that is not the one the gate looks at."""
 
     def arrange(scene: "Scene") -> None:
@@ -507,14 +507,14 @@ _PATHS: Final = (
         f"{_TEXT}.tokenizer.Tokenizer.decode", _spaces_collapsed)),
     _path("the end of the text dropped with the finish", Reason.STREAM_BROKEN, patched(
         "pratique_server.api.answer.PieceMerger.add", _merger_that_forgets), bug="vllm#35705"),
-    _path("a stale template in the request path", Reason.TEMPLATE_MISMATCH, _stale_state(
+    _path("a stale template in the request path", Reason.TEMPLATE_MISMATCH, stale_state(
         _stale_template(CHATML.replace("helpful", "harmless"))), bug="LLMKube#619"),
-    _path("a stale tokenizer in the request path", Reason.TOKENIZER_MISMATCH, _stale_state(_stale_tokenizer), bug="LLMKube#619"),
-    _path("the default system prompt left out in the request path", Reason.TEMPLATE_MISMATCH, _stale_state(
+    _path("a stale tokenizer in the request path", Reason.TOKENIZER_MISMATCH, stale_state(_stale_tokenizer), bug="LLMKube#619"),
+    _path("the default system prompt left out in the request path", Reason.TEMPLATE_MISMATCH, stale_state(
         _messages(lambda messages: [{"role": "system", "content": ""}, *messages]))),
-    _path("only the last message kept", Reason.TEMPLATE_MISMATCH, _stale_state(_messages(
+    _path("only the last message kept", Reason.TEMPLATE_MISMATCH, stale_state(_messages(
         lambda messages: [{**messages[-1], "content": messages[-1]["content"][:8]}])), bug="mlx-openai-server PR#205"),
-    _path("long prompts cut in silence", Reason.TOKENIZER_MISMATCH, _stale_state(_truncated), bug="ollama#2208"),
+    _path("long prompts cut in silence", Reason.TOKENIZER_MISMATCH, stale_state(_truncated), bug="ollama#2208"),
     _path("a default repetition penalty over the request's", Reason.OUTPUT_MISMATCH, _pipeline(
         "build_sampling", _rules(repetition_penalty=1.8))),
     _path("a default temperature over the request's", Reason.OUTPUT_MISMATCH, _pipeline(

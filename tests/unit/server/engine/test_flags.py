@@ -119,3 +119,9 @@ def test_too_little_memory_says_how_much_is_needed() -> None:
     settings = make_settings(make_spec(engine=engine), context_limit=512, dtype="FP32")
     with pytest.raises(LoadError, match="needs at least 101600"):
         count_blocks(engine, settings, bytes_per_token=100, overhead_tokens=1000)
+
+
+def test_a_flag_that_repeats_the_models_own_value_is_the_default_it_stands_for() -> None:
+    named = EngineSpec(max_model_len=512, kv_cache=KvCacheSpec(dtype="FP32"))
+    assert normalize_flags(named, context_limit=512, dtype="FP32") == normalize_flags(EngineSpec())
+    assert normalize_flags(named, context_limit=1024, dtype="BF16") != normalize_flags(EngineSpec())
