@@ -12,7 +12,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ def measure(observations: Sequence[Observation], *, slo: Slo | None = None) -> d
     return {
         **_figures(observations, span, limits),
         "fairness": None if index is None else _round(index),
-        "slo": asdict(limits),
+        "slo": {"ttftMs": limits.ttft_ms, "tpotMs": limits.tpot_ms, "e2eMs": limits.e2e_ms},
         "tenants": {name: _figures(seen, span, limits) for name, seen in by_tenant.items()},
     }
 

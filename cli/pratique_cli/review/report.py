@@ -22,7 +22,6 @@ from pratique_contract.review import ReviewTest, find_exceeded
 PIPE_WIDTH: Final = 160
 # Lists of tensors differ in hundreds of alike entries: beyond this many they are told as one.
 ALIKE_MAX: Final = 4
-CHANGES_SHOWN: Final = 12
 DIVERGENCES_SHOWN: Final = 6
 ANSWER_SHOWN: Final = 70
 
@@ -140,7 +139,8 @@ def _figures(test: ReviewTest) -> Iterator[str]:
 
 
 def _print_changes(out: Console, findings: Findings) -> None:
-    """Changes with the same lines are shown once, with the names of all conversations that have them."""
+    """All of them, since the test passes on the ground that they were seen. Changes with the same lines are shown once, with the names
+    of all conversations that have them."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for change in findings.outcome.changes:
         same = tuple(change["lines"]) or (change["kind"], change["message"])
@@ -148,10 +148,7 @@ def _print_changes(out: Console, findings: Findings) -> None:
     if not groups:
         return
     out.print("Rendered otherwise", style="bold")
-    for number, (key, names) in enumerate(groups.items(), start=1):
-        if number > CHANGES_SHOWN:
-            out.print(f"… and {len(groups) - CHANGES_SHOWN} other kinds of change: -o json shows all")
-            break
+    for key, names in groups.items():
         out.print(f"  {key[0]}: {', '.join(names)}")
         for line in key[1:] if key[0] == "text" else ():
             out.print(f"    {line}", style="red" if line[0] == "-" else "green" if line[0] == "+" else "dim")

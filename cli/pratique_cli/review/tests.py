@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pratique_cli.commands.release.options import ReleaseOptions
-from pratique_cli.errors import CliError, missing_extra
+from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
 from pratique_cli.offline import run_offline
 from pratique_cli.review.sides import Sides
 from pratique_cli.specs import read_text
-from pratique_contract.review import ReviewTest, required_tests
+from pratique_contract.review import ReviewTest, TestKind, required_tests
 
 Say = Callable[[str], None]
 
@@ -43,19 +43,32 @@ def run_all(
     """The tests in ``kinds``, or those that the differences demand. Nothing is loaded when no test is wanted."""
     outcome = Outcome()
     wanted = list(kinds if kinds is not None else required_tests(sides.differing))
-    if sides.manifests is None or not wanted:
+    if sides.manifests is None:
+        return outcome
+    _refuse_idle(wanted, limits, prompts)
+    if not wanted:
         return outcome
     specs = [options.spec() if options.given else None for options in (reference, candidate)]
     offline = [kind for kind in wanted if kind != "Workload"]
     if offline and (any(specs) or sides.reference_record is not None):
         _run_offline(outcome, sides, specs, offline, limits, prompts, say)
     elif offline:
-        outcome.missing |= dict.fromkeys(
-            offline, "both releases have to be loaded: --reference-model, --candidate-model"
-        )
+        outcome.missing |= dict.fromkeys(offline, NEEDS_FOLDERS)
     if "Workload" in wanted:
         _run_workload(outcome, sides, specs, limits, say)
     return outcome
+
+
+def _refuse_idle(wanted: Sequence[str], limits: Mapping[str, float], prompts: Path | None) -> None:
+    """An option that no test of this review looks at would be taken for granted by whoever gave it."""
+    told = (
+        f"the tests of this review are {', '.join(wanted)}" if wanted else "nothing differs, so this review has no test"
+    )
+    idle = [name for name in limits if name.partition(".")[0] not in wanted]
+    if idle:
+        raise CliError(f"--limit {idle[0]} has nothing to hold: {told}", code=EXIT_USAGE)
+    if prompts is not None and not {"SemanticParity", "LogitComparison"} & set(wanted):
+        raise CliError(f"--prompts {prompts} would be asked by no test: {told}", code=EXIT_USAGE)
 
 
 def _run_workload(outcome: Outcome, sides: Sides, specs: Sequence[Any], limits: Mapping[str, float], say: Say) -> None:
@@ -84,11 +97,17 @@ def _run_offline(
 
     try:
         from pratique_server.review.errors import ReviewError
+        from pratique_server.review.limits import choose_limits
         from pratique_server.review.prompts import BUILT_IN, parse_prompts
         from pratique_server.review.run import Side
     except ImportError as error:
         raise missing_extra("server", error) from error
     assert sides.manifests is not None  # checked by the caller
+    try:
+        for kind in kinds:
+            choose_limits(cast(TestKind, kind), *sides.manifests, limits)
+    except ReviewError as error:
+        raise CliError(str(error), code=EXIT_USAGE) from error
     try:
         chosen = BUILT_IN if prompts is None else parse_prompts(read_text(prompts))
     except ReviewError as error:

@@ -151,11 +151,13 @@ def test_json_is_for_programs(pratique: Run, files: dict[str, Path]) -> None:
         (("--intentional", "chatTemplate="), 2, "--intentional takes"),
         (("--intentional", "engine=x"), 2, "engine does not differ"),
         (("--limit", "RenderedFixtures.contentLostMax=low"), 2, "has no number"),
-        (("--limit", "RenderedFixtures.speedMin=1"), 3, "no limit 'speedMin'"),
+        (("--limit", "RenderedFixtures.speedMin=1"), 2, "no limit 'speedMin'"),
+        (("--limit", "LogitComparison.klMeanMax=1"), 2, "the tests of this review are RenderedFixtures"),
         (("--limit", "Speed.min=1"), 2, "names no test"),
         (("--test", "Luck"), 2, "--test takes"),
         (("--reference-dtype", "FP32"), 2, "--reference"),
-        (("--prompts", "nowhere"), 3, "cannot be read"),
+        (("--prompts", "nowhere"), 2, "would be asked by no test"),
+        (("--prompts", "nowhere", "--test", "SemanticParity"), 3, "cannot be read"),
     ],
 )
 def test_wrong_options_get_a_sentence(
