@@ -136,17 +136,17 @@ def _hand_fingerprint(spec: InferenceServiceSpec, trust: _Trusted) -> InferenceS
 
 
 def mount_recorded(template: dict[str, Any], config_map: str) -> dict[str, Any]:
-    """The pod template with the ConfigMap the first pod's record will be in. Optional: until then it is not there."""
+    """The pod template with the ConfigMap the first pod's record will be in, for the server and for what fetches before it. Optional:
+    until then it is not there."""
     volume = {"name": names.VOLUME_RECORDED, "configMap": {"name": config_map, "optional": True}}
     mount = {"name": names.VOLUME_RECORDED, "mountPath": constants.RECORDED_DIR, "readOnly": True}
     pod = template["spec"]
-    containers = [
-        {**container, "volumeMounts": [*container["volumeMounts"], mount]}
-        if container["name"] == names.CONTAINER
-        else container
-        for container in pod["containers"]
-    ]
-    return {**template, "spec": {**pod, "containers": containers, "volumes": [*pod["volumes"], volume]}}
+    readers = {
+        kind: [{**container, "volumeMounts": [*container["volumeMounts"], mount]} for container in pod[kind]]
+        for kind in ("initContainers", "containers")
+        if kind in pod
+    }
+    return {**template, "spec": {**pod, **readers, "volumes": [*pod["volumes"], volume]}}
 
 
 def _serving_text(serving: ServingSpec, *, revision: str) -> str:

@@ -103,6 +103,13 @@ def test_pods_get_the_record_as_an_optional_volume_and_no_record_of_their_own() 
     )
 
 
+def test_what_fetches_compares_with_the_recorded_release_too() -> None:
+    model = {"uri": "hf://owner/name", "revision": "a" * 40}
+    pod = make_target(**TRUST, model=model).template["spec"]
+    (fetcher,) = pod["initContainers"]
+    assert constants.RECORDED_DIR in {mount["mountPath"] for mount in fetcher["volumeMounts"]}
+
+
 def test_a_named_record_decides_whatever_the_policy() -> None:
     assert make_target(release={"policy": "Enforce"}).declared is None
     assert names.VOLUME_RECORDED not in str(make_target(release={"policy": "Enforce"}).template)
