@@ -148,6 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send(self, status: int, body: bytes = b"", headers: Mapping[str, str | None] | None = None) -> None:
         """A small answer as a whole."""
+        time.sleep(self.fault.stall)
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             if value is not None:
@@ -270,7 +271,8 @@ def _make_entry(path: Path) -> Entry:
 
 
 class Hub(Peer):
-    """``token`` makes every repository private; ``gated`` ones refuse any token. Large files are redirected to ``cdn``, by default to this
+    """``token`` makes every repository private; ``gated`` ones are listed and
+    give no file. Large files are redirected to ``cdn``, by default to this
     very server under its other name, as the hub redirects to a host that must not see the token."""
 
     def __init__(
@@ -315,7 +317,7 @@ class Hub(Peer):
             # The hub does not tell a stranger whether a private repository exists.
             headers = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
             request.send(404 if shown else 401, b"", headers)
-        elif self._gated:
+        elif self._gated and "/resolve/" in request.route:
             request.send(
                 403, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to this model is restricted"}
             )

@@ -10,14 +10,13 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from lzma import LZMAError
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from pratique_server.fetch.errors import CorruptError, DiskFullError, FetchError
 from pratique_server.fetch.progress import size_text
 from pratique_server.fetch.selection import (
     PICKLE_SUFFIXES,
-    TEMPLATE_FOLDER,
     Wanted,
     is_safe,
     pickles_only,
@@ -29,7 +28,11 @@ _CHUNK_BYTES: Final = 1024 * 1024
 _WHITEOUT: Final = ".wh."
 _OPAQUE: Final = ".wh..wh..opq"
 MEMBERS_MAX: Final = 1_000_000
-_MARKERS: Final = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+# What tells a model's (or adapter's) folder, beside its weights, and a tokenizer's.
+_MODEL_MARKERS: Final = frozenset({"config.json", "adapter_config.json"})
+_TOKENIZER_MARKERS: Final = frozenset(
+    {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+)
 _CANDIDATE_SUFFIXES: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt", ".codes", ".py")
 
 
@@ -133,9 +136,9 @@ def choose_top(names: list[str], wanted: Wanted, source: str, *, pickles: list[s
 
 
 def _is_model(bases: set[str], wanted: Wanted) -> bool:
-    if wanted.weights and not any(base.endswith(".safetensors") for base in bases):
-        return False
-    return any(marker in bases for marker in _MARKERS)
+    if not wanted.weights:
+        return bool(bases & _TOKENIZER_MARKERS)
+    return bool(bases & _MODEL_MARKERS) and any(base.endswith(".safetensors") for base in bases)
 
 
 def settle(
@@ -149,5 +152,4 @@ def settle(
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         (staged / f"{top}{name}").replace(path)
-    left_out = {n: why for n, why in selection.left_out.items() if PurePosixPath(n).parts[0] != TEMPLATE_FOLDER}
-    return list(selection.taken), left_out
+    return list(selection.taken), dict(selection.left_out)

@@ -15,7 +15,7 @@ import httpx
 from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.assembly import Assembly, tell_left_out
 from pratique_server.fetch.bucket import BucketRemote
-from pratique_server.fetch.errors import FetchError, explain_os_error
+from pratique_server.fetch.errors import FetchError, HaltedError, explain_os_error
 from pratique_server.fetch.finished import Finding, inspect_folder
 from pratique_server.fetch.halt import Halt
 from pratique_server.fetch.http_client import make_client, make_tls
@@ -89,10 +89,15 @@ class Fetcher:
     def _fetch(self, target: Target, source: SourceName) -> None:
         store = Store(target.path)
         store.require_ours()
+        while not self._fetch_once(target, source, store):
+            _log.warning("Another pod has taken over fetching %s", target.name)
+
+    def _fetch_once(self, target: Target, source: SourceName, store: Store) -> bool:
+        """Look, wait, fetch; False when the lock was lost meanwhile, and with it the right to go on."""
         while True:
             finding = self._inspect(target, store)
             if self._is_finished(target, source, finding):
-                return
+                return True
             seen = None if finding is None else finding.receipt
             lock = FolderLock(store.lock, halt=self.halt, describe=self.progress.line, times=self.settings.lock_times)
             # A receipt that is new to us is worth a look of our own: many pods may look at once.
@@ -103,8 +108,13 @@ class Fetcher:
                 finding = self._inspect(target, store)
             if not self._is_finished(target, source, finding):
                 self._fetch_locked(target, source, store, finding, lock)
+        except HaltedError:
+            if self.halt.stopped or not lock.lost:
+                raise
+            return False
         finally:
             lock.release()
+        return True
 
     def _is_finished(self, target: Target, source: SourceName, finding: Finding | None) -> bool:
         """Whether the folder can be used as it is, asking nobody."""

@@ -76,6 +76,10 @@ def explain_status(
     """The error a status stands for. ``detail`` is what the peer said itself."""
     said = f" ({detail})" if detail else ""
     match status:
+        case 401 | 403 if headers.get("x-error-code") == "GatedRepo":
+            return UnauthorizedError(
+                f"{what} is gated at {host}{said}: accept the model's terms with the account of the Secret's token"
+            )
         case 401 | 403:
             return UnauthorizedError(
                 f"{host} refuses {what} with status {status}{said}: check the credentials in the Secret, and that they "

@@ -43,6 +43,7 @@ EXIT_FAILED: Final = 1
 EXIT_STOPPED: Final = 128 + signal.SIGTERM
 LOG_SECONDS: Final = 5.0
 PERSON_SECONDS: Final = 1.0
+STOP_SECONDS: Final = 3.0
 # The main thread waits in steps: a signal is then handled between two of them whatever the workers do.
 _STEP_SECONDS: Final = 0.2
 _log = logging.getLogger(__name__)
@@ -77,12 +78,17 @@ def fetch_all(
 ) -> FetchError | HaltedError | None:
     """Fetch targets while a line about the progress is logged every few seconds; the error that ended it, or None."""
     result: list[FetchError | HaltedError] = []
-    work = threading.Thread(target=_fetch_in_thread, args=(targets, settings, progress, halt, result), name="fetch")
+    work = threading.Thread(
+        target=_fetch_in_thread, args=(targets, settings, progress, halt, result), name="fetch", daemon=True
+    )
     work.start()
-    said, waited = "", 0.0
+    said, waited, stopping = "", 0.0, 0.0
     while work.is_alive():
         work.join(_STEP_SECONDS)
         waited += _STEP_SECONDS
+        stopping += _STEP_SECONDS if halt.stopped else 0.0
+        if stopping >= STOP_SECONDS:  # it waits for a peer that says nothing
+            return HaltedError()
         if waited >= log_seconds and (line := progress.line()) != said:
             _log.info("%s", line)
             said, waited = line, 0.0

@@ -4,6 +4,8 @@ import hashlib
 import json
 import random
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,23 @@ def test_a_tokenizer_s_folder_gets_its_weights_without_losing_its_name(place: Pl
     assert not place.partial.exists()
     fetch(place.target(wanted=tokenizer_only), place.settings())  # and the tokenizer's pod is content with it
     assert names_in(place.path) == LOADED
+
+
+def test_a_holder_that_was_taken_for_dead_waits_for_its_successor(place: Place) -> None:
+    """A node that hung for a minute: the one that took over may be half-way; when it lets go, the rest is fetched."""
+    place.hub.faults.append(Fault(path=place.weights, rate=200_000, times=1))
+    fetching = threading.Thread(target=fetch, args=(place.target(), place.settings()))
+    fetching.start()
+    store = Store(place.path)
+    deadline = time.monotonic() + 10
+    while not place.hub.asked(place.weights) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    successor = {"beat": "released", "name": "pod-b", "line": "", "process": {}}
+    (store.lock / "00000002").write_text(json.dumps(successor))
+    fetching.join(timeout=20)
+    assert same_content(place.path, place.origin)
+    assert names_in(place.path) == LOADED
+    assert max(path.name for path in store.lock.iterdir()) == "00000003"
 
 
 def test_a_folder_of_other_files_is_left_alone(place: Place) -> None:

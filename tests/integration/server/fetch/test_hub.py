@@ -122,7 +122,7 @@ def test_a_gated_repository_says_to_accept_its_terms(tmp_path: Path) -> None:
         place = Place(hub, origin, tmp_path / "cache" / "hf-1")
         error = failure(place.target(), place.settings(credentials=Credentials(token=TOKEN)))
     assert error.reason is Reason.DOWNLOAD_UNAUTHORIZED
-    assert "accept its terms" in error.message
+    assert "accept the model's terms" in error.message
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,15 @@ def test_a_stop_ends_at_once_keeps_what_came_and_frees_the_lock(programs: Progra
     assert json.loads(newest.read_text())["beat"] == "released"
 
 
+def test_a_stop_does_not_wait_for_a_peer_that_says_nothing(programs: Programs) -> None:
+    place = programs.place
+    place.hub.faults.append(Fault(path="/api/*", stall=30.0))
+    process = programs.start()
+    wait_until(lambda: place.hub.asked("/api/*"))
+    process.terminate()
+    assert process.wait(timeout=15) == 128 + signal.SIGTERM
+
+
 def test_a_failure_ends_with_one_and_leaves_its_reason_for_the_kubelet(programs: Programs) -> None:
     programs.place.hub.faults.append(Fault(path="*/config.json", status=403))
     process = programs.start()
