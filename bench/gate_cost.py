@@ -255,16 +255,13 @@ def measure_users(folder: Path, *, blocks: int, requests: int, seed: int) -> dic
 
 def first_token_seconds(url: str, text: str) -> float:
     body = chat_body(f"Say this back: {text}", max_tokens=6)
-    begun = time.perf_counter()
+    begun, taken = time.perf_counter(), None
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False) as response:
         for line in response.iter_lines():
-            if '"content":"' in line and '"content":""' not in line:
+            if taken is None and '"content":"' in line and '"content":""' not in line:
                 taken = time.perf_counter() - begun
-                break
-        else:
-            raise RuntimeError(f"no token: HTTP {response.status_code}")
-        for _ in response.iter_lines():
-            pass
+    if taken is None:
+        raise RuntimeError(f"no token: HTTP {response.status_code}")
     return taken
 
 
@@ -359,6 +356,12 @@ def _row(where: str, state: str | None, values: dict[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def _tell(part: dict[str, Any]) -> dict[str, Any]:
+    """Each part as soon as it is there: the next one takes minutes, and may fail."""
+    print(json.dumps(part), file=sys.stderr, flush=True)
+    return part
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=2)
@@ -372,9 +375,9 @@ def main() -> None:
     own_before = sum(os.times()[:4])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        gate = measure_gate(folder, options.runs)
-        readyz = measure_readyz(folder, options.seconds)
-        users = measure_users(folder, blocks=options.blocks, requests=options.requests, seed=options.seed)
+        gate = _tell(measure_gate(folder, options.runs))
+        readyz = _tell(measure_readyz(folder, options.seconds))
+        users = _tell(measure_users(folder, blocks=options.blocks, requests=options.requests, seed=options.seed))
     (all_after, _), seconds = cpu_seconds(), time.perf_counter() - begun
     own = sum(os.times()[:4]) - own_before  # children that have ended are counted
     conditions = {
