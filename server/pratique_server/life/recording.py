@@ -65,16 +65,11 @@ class RecordDesk:
         return self._answer
 
     def ask(self, body: bytes) -> RecordAnswer:
-        """POST: begin, unless it has begun. With a record as its body: that one, with this pod's outputs added."""
-        base: ReleaseRecord | None = None
-        if body:
-            try:
-                base = ReleaseRecord.from_json(body)
-            except RecordError as error:
-                return RecordAnswer.say(400, str(error))
+        """POST: begin, unless it has begun. With a record as its body: that one, with this pod's outputs added. The body is read
+        later and elsewhere: the thread that asks has probes to answer."""
         if self._loaded is None:
             return NOTHING_LOADED
-        self._loop.call_soon_threadsafe(self._begin, base)
+        self._loop.call_soon_threadsafe(self._begin, body)
         return RecordAnswer.say(202, "The record is being made: ask again with GET")
 
     # In the event loop
@@ -105,16 +100,17 @@ class RecordDesk:
         finally:
             self._making_first = False
 
-    def _begin(self, base: ReleaseRecord | None) -> None:
+    def _begin(self, body: bytes) -> None:
         making = self._making_first or (self._task is not None and not self._task.done())
         if self._loaded is None or making:
             return
         self._say_progress("waiting for idle time")
-        self._task = asyncio.create_task(self._make(self._loaded, base))
+        self._task = asyncio.create_task(self._make(self._loaded, body))
 
-    async def _make(self, loaded: Loaded, base: ReleaseRecord | None) -> None:
+    async def _make(self, loaded: Loaded, body: bytes) -> None:
         generate = self._when_idle(loaded)
         try:
+            base = await asyncio.to_thread(ReleaseRecord.from_json, body) if body else None
             async with asyncio.timeout(MAKING_SECONDS_MAX):
                 if base is None:
                     record = await make_record(
@@ -128,6 +124,8 @@ class RecordDesk:
             self._answer = RecordAnswer.say(
                 409, f"No record could be made in {MAKING_SECONDS_MAX:.0f} s: this pod is never idle for long enough"
             )
+        except RecordError as error:
+            self._answer = RecordAnswer.say(409, str(error))
         except (ReleaseError, EngineError, PratiqueError, GaveWayError) as error:
             self._answer = RecordAnswer.say(409, f"No record can be made of this release: {error}")
         except Exception as error:  # noqa: BLE001 - whoever asked must be told

@@ -185,21 +185,28 @@ async def test_making_a_record_gives_way_to_users_and_still_ends(tiny_model_dir:
         await it.until("record", 200)
 
 
-@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"x" * 1_100_000, 413)])
-async def test_a_record_to_extend_that_is_none_is_refused(body: bytes, status: int, tiny_model_dir: Path) -> None:
+async def _until_made(it: Pod) -> tuple[int, str]:
+    async with asyncio.timeout(10):
+        while (answer := await it.get("record"))[0] == 202:
+            await asyncio.sleep(0.01)
+    return answer
+
+
+async def test_a_record_to_extend_that_is_none_is_refused(tiny_model_dir: Path) -> None:
     async with pod(tiny_model_dir) as it:
         await it.until("readyz", 200)
-        assert (await it.ask_record(body))[0] == status
+        assert (await it.ask_record(b"x" * 1_100_000))[0] == 413
+        assert (await it.ask_record(b"{"))[0] == 202
+        await eventually(lambda: it.process._desk is not None and it.process._desk.answer().status == 409)
+        assert "The release record is not JSON" in (await _until_made(it))[1]
 
 
 async def test_another_releases_record_is_not_extended(tiny_model_dir: Path) -> None:
     async with pod(tiny_model_dir) as it:
         await it.until("readyz", 200)
         assert (await it.ask_record(make_record().to_json().encode()))[0] == 202
-        async with asyncio.timeout(10):
-            while (answer := await it.get("record"))[0] == 202:
-                await asyncio.sleep(0.01)
-        assert answer[0] == 409
+        await eventually(lambda: it.process._desk is not None and it.process._desk.answer().status == 409)
+        answer = await _until_made(it)
         assert "Another release is loaded than the recorded one: model." in json.loads(answer[1])["message"]
 
 
