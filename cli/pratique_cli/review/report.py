@@ -181,8 +181,13 @@ def _print_workload(out: Console, findings: Findings) -> None:
     sides = [findings.outcome.workload[name] for name in ("reference", "candidate")]
     for title, path in _WORKLOAD_ROWS.items():
         values = [look_up(figures, path) for figures in sides]
-        table.add_row(title, *("-" if value is None else f"{value:.4g}" for value in values))
+        table.add_row(title, *("-" if value is None else _number(value) for value in values))
     out.print(table)
+
+
+def _number(value: float) -> str:
+    """Three digits or more, never an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 _WORKLOAD_ROWS: Final = {

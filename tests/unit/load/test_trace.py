@@ -13,6 +13,14 @@ HEAVY = Tenant(name="heavy", rate=2.0, prompt_words=(100, 200), max_tokens=(64, 
 
 
 @pytest.mark.req("R121")
+def test_the_same_requests_come_quicker_at_a_higher_rate() -> None:
+    """One trace at several rates: what is asked stays the same, only the gaps shrink."""
+    slow = make_trace((LIGHT,), seconds=20, seed=7)
+    fast = make_trace((dataclasses.replace(LIGHT, rate=10.0),), seconds=10, seed=7)
+    assert [(item.messages, item.max_tokens) for item in fast] == [(item.messages, item.max_tokens) for item in slow]
+    assert [item.at * 2 for item in fast] == pytest.approx([item.at for item in slow])
+
+
 def test_the_same_seed_is_the_same_trace_and_another_is_not() -> None:
     first = make_trace((LIGHT, HEAVY), seconds=20, seed=7)
     assert first == make_trace((LIGHT, HEAVY), seconds=20, seed=7)
