@@ -136,13 +136,13 @@ def test_a_killed_download_goes_on_where_it_was(programs: Programs) -> None:
 def test_two_processes_share_one_download(programs: Programs) -> None:
     """One fetches, the other waits, says so, and finds the folder complete."""
     place = programs.place
-    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
+    place.hub.faults.append(Fault(path=place.weights, rate=SLOW // 2, times=1))
     first = programs.start()
     wait_until(lambda: bytes_there(place) > 0)
     port = free_port()
     second = programs.start(port=port)
-    waiting = wait_until(lambda: _message(port, "Waiting for"))
-    assert "of 293" in waiting  # the other one's progress is told along
+    waiting = wait_until(lambda: _message(port, "of 293"))  # the other one's progress is told along
+    assert waiting.startswith(f"Waiting for {socket.gethostname()}, which fetches the same source. Downloading")
     for process in (first, second):
         output, _ = process.communicate(timeout=30)
         assert process.returncode == 0, output
