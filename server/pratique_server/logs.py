@@ -1,9 +1,10 @@
-"""Logs as one JSON object per line on standard output: time, level, message, and the fields a call passed. Never content or keys."""
+"""Logs as one JSON object per line: time, level, message, and the fields a call passed. Never content or keys."""
 
 import json
 import logging
 import sys
 from datetime import UTC, datetime
+from typing import TextIO
 
 
 class JsonFormatter(logging.Formatter):
@@ -22,9 +23,9 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def configure_logs(level: int = logging.INFO) -> None:
-    """Replace whatever handlers there are."""
-    handler = logging.StreamHandler(sys.stdout)
+def configure_logs(level: int = logging.INFO, *, stream: TextIO | None = None) -> None:
+    """Replace whatever handlers there are; ``stream`` None is standard output."""
+    handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("uvicorn", "httpx", "httpcore", "transformers"):

@@ -100,10 +100,9 @@ def _build_torch(
 
 def _test_itself(runner: ModelRunner, loaded: LoadedModel) -> dict[str, Any]:
     test = run_self_test(runner, loaded.vocab_size)
-    if test.passed:
-        logger.info("Passed the self-test of batch and chunk invariance in %.2f s", test.seconds)
-    else:
-        logger.warning("Failed the self-test of batch and chunk invariance: %s", "; ".join(test.differs))
+    outcome = "Passed" if test.passed else "Failed"
+    level = logging.INFO if test.passed else logging.WARNING
+    logger.log(level, "%s the self-test of batch and chunk invariance", outcome, extra={"fields": test.describe()})
     return {"selfTest": test.describe()}
 
 

@@ -37,6 +37,7 @@ from pratique_server.engine.messages import (
 )
 from pratique_server.engine.protocol import EngineError, LoadError
 from pratique_server.engine.step_engine import StepEngine
+from pratique_server.logs import configure_logs
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ def exit_with_parent(directory: Path, *, parent_fd: int = 0) -> None:
 
 
 def main(directory: Path, epoch: int) -> int:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    configure_logs(stream=sys.stderr)  # a pod's log is one: every line of it is JSON
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole terminal group; the parent drains and tells us

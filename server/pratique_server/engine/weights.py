@@ -94,14 +94,7 @@ def read_files(
         parallel=parallel,
         overlapped=overlap,
     )
-    logger.info(
-        "Read and hashed %.1f MB in %.2f s (%.2f GB/s, %d files, %d at once)",
-        facts.size_bytes / 1e6,
-        facts.seconds,
-        facts.size_bytes / max(facts.seconds, 1e-9) / 1e9,
-        facts.files,
-        facts.parallel,
-    )
+    logger.info("Read and hashed weights", extra={"fields": facts.describe()})
     return found, facts
 
 
