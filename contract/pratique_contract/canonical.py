@@ -3,12 +3,15 @@ field order; a digest is always written ``sha256:<64 hex digits>``."""
 
 import hashlib
 import re
-from typing import Any
+from typing import Any, Final
 
 import rfc8785
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 _DIGEST = re.compile(DIGEST_PATTERN)
+
+# What ``json.loads`` raises for a text that is not JSON, and for one nested more deeply than it can follow.
+JSON_ERRORS: Final = (ValueError, RecursionError)
 
 
 def canonical_json(value: Any) -> bytes:

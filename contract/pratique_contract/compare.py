@@ -151,12 +151,10 @@ def _list_differences(expected: list[Any], observed: list[Any], path: str) -> li
         ] or _order_difference(expected, observed, path)
     if all(isinstance(item, str) for item in expected + observed):
         gone, new = sorted(set(expected) - set(observed)), sorted(set(observed) - set(expected))
-        return [FieldDifference(path=f"{path}[{name}]", expected="present", observed="absent") for name in gone] + [
-            FieldDifference(path=f"{path}[{name}]", expected="absent", observed="present") for name in new
-        ]
-    if expected == observed:
-        return []
-    return [FieldDifference(path=path, expected=_as_text(expected), observed=_as_text(observed))]
+        found = [FieldDifference(path=f"{path}[{name}]", expected="present", observed="absent") for name in gone]
+        found += [FieldDifference(path=f"{path}[{name}]", expected="absent", observed="present") for name in new]
+        return found or _order_difference(expected, observed, path)
+    return _order_difference(expected, observed, path)
 
 
 def _order_difference(expected: list[Any], observed: list[Any], path: str) -> list[FieldDifference]:

@@ -75,9 +75,13 @@ class ReleaseRecord(ContractModel):
             field = ".".join(str(part) for part in first["loc"]) or "record"
             raise RecordError(f"The release record is not valid at {field}: {first['msg']}") from error
         try:
-            assert record.fingerprint
-        except ValueError as error:  # NaN, a number beyond 2⁵³, half a surrogate pair, a very deep list
-            raise RecordError(f"The release record's manifest cannot be fingerprinted: {error}") from error
+            # All of it, not the manifest alone: whoever holds the record will write or compare any part of it.
+            canonical_json(record.to_json_value())
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # 1e400, a number beyond 2⁵³, half a surrogate pair, a very deep list
+            raise RecordError(f"The release record holds a value that no canonical JSON has: {error}") from error
         return record
 
 

@@ -13,6 +13,7 @@ import urllib3
 from kubernetes import client, config
 
 from pratique_contract import constants
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_operator.errors import (
     ApiError,
     ConflictError,
@@ -253,7 +254,7 @@ def connect(*, timeout_seconds: float) -> ApiCluster:
 def _error(status: int, raw: bytes, what: str) -> OperatorError:
     try:
         message = str(json.loads(raw).get("message", ""))
-    except (ValueError, AttributeError):
+    except (*JSON_ERRORS, AttributeError):
         message = raw[:200].decode(errors="replace")
     kind = _ERRORS.get(status, ApiError)
     if UNTYPED_PATCH in message:

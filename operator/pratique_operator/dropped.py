@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_operator.types import InferenceServiceSpec, field_path
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -22,7 +23,7 @@ def find_dropped(owner: dict[str, Any]) -> tuple[str, ...]:
     text = owner["metadata"].get("annotations", {}).get(LAST_APPLIED)
     try:
         applied = json.loads(text) if text else {}
-    except ValueError:
+    except JSON_ERRORS:
         return ()
     if not isinstance(applied, dict):
         return ()

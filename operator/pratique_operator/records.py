@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-import urllib3
-
 from pratique_contract import constants
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_contract.record import RECORD_BYTES_MAX, RecordError, ReleaseRecord
-from pratique_operator import kinds, names
+from pratique_operator import kinds, names, pod_http
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import ApiError, UnavailableError
@@ -28,7 +27,6 @@ from pratique_operator.trust import (
     judge_answer,
     unrecorded,
 )
-from pratique_operator.verdicts import pod_url
 
 Manifest = dict[str, Any]
 ReadRecord = Callable[[str, PodFacts], RecordAnswer]
@@ -36,20 +34,15 @@ ReadRecord = Callable[[str, PodFacts], RecordAnswer]
 
 def read_direct(*, timeout_seconds: float) -> ReadRecord:
     """Read from the pod's own address: how the operator does it inside the cluster."""
-    pool = urllib3.PoolManager(maxsize=4)
 
     def read(_namespace: str, pod: PodFacts) -> RecordAnswer:
-        timeout = urllib3.Timeout(total=timeout_seconds)
-        url = pod_url(pod, constants.RECORD_API_PATH)
+        path = constants.RECORD_API_PATH
         try:
-            response = pool.request("GET", url, timeout=timeout, retries=False, preload_content=False)
-            try:
-                # One byte more than a record may have shows that it is too large.
-                return RecordAnswer(response.status, response.read(RECORD_BYTES_MAX + 1).decode(errors="replace"))
-            finally:
-                response.close()  # a body read to its end has given the connection back already
-        except urllib3.exceptions.HTTPError:
+            # One byte more than a record may have shows that it is too large.
+            status, body = pod_http.get(pod.address, path, seconds_max=timeout_seconds, bytes_max=RECORD_BYTES_MAX + 1)
+        except UnavailableError:
             return RecordAnswer(None)
+        return RecordAnswer(status, body.decode(errors="replace"))
 
     return read
 
@@ -74,7 +67,7 @@ def read_through(cluster: Cluster, *, timeout_seconds: float) -> ReadRecord:
 def _is_message(body: str) -> bool:
     try:
         value = json.loads(body)
-    except ValueError:
+    except JSON_ERRORS:
         return False
     return isinstance(value, dict) and set(value) == {"message"}
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pratique_contract import Reason, constants
-from pratique_contract.canonical import short_digest
+from pratique_contract.canonical import JSON_ERRORS, short_digest
+from pratique_contract.golden import find_gaps
 from pratique_contract.record import RecordError, ReleaseRecord
 from pratique_operator import kinds, names
 from pratique_operator.containers import Finding
@@ -181,8 +182,16 @@ def judge_answer(
             f"loaded {record.fingerprint}, but {memory.fingerprint} was recorded for what is declared, and its ConfigMap is gone; "
             "put the recorded files back and delete the pod, or declare another source",
         )
+    if gaps := find_gaps(record.golden):
+        # Kept, it would refuse every later pod, for good.
+        return _refused(told, f"offers a record that proves too little: {'; '.join(gaps)}")
     # Whether a release was reviewed is not for its own pod to say.
-    return replace(told, record=record.model_copy(update={"review": None}))
+    record = record.model_copy(update={"review": None})
+    try:
+        record.to_json()
+    except RecordError as error:
+        return _refused(told, f"offers a record that cannot be kept: {error}")
+    return replace(told, record=record)
 
 
 def _waits(offer: Offer, why: str) -> Offer:
@@ -197,10 +206,11 @@ def _sentence(body: str) -> str:
     """The sentence of ``{"message": …}``, or the text itself."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except JSON_ERRORS:
         value = None
-    message = value.get("message", "") if isinstance(value, dict) else body
-    return " ".join(str(message).split())[:MESSAGE_CHARS_MAX]
+    message = str(value.get("message", "")) if isinstance(value, dict) else body
+    readable = "".join(char if char.isprintable() else " " for char in message[:MESSAGE_CHARS_MAX])
+    return " ".join(readable.split())
 
 
 def find_stranger(pods: Iterable[PodFacts], recorded: Recorded | None) -> Finding | None:

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
-import urllib3
-
 from pratique_contract import Verdict, constants
+from pratique_contract.canonical import JSON_ERRORS
+from pratique_operator import pod_http
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
-from pratique_operator.errors import OperatorError, UnavailableError
+from pratique_operator.errors import OperatorError
 from pratique_operator.pods import PodFacts
 
 LOG = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ READY_PODS_MAX: Final = 512
 READY_SECONDS: Final = 60.0
 KEPT_MAX: Final = 20_000
 BODY_BYTES_MAX: Final = 1024 * 1024
+# What is kept of a pod's sentences: longer than any of ours, shorter than what a status holds.
+TEXT_CHARS_MAX: Final = 2000
 
 ReadVerdict = Callable[[str, PodFacts], str]
 
@@ -84,8 +86,8 @@ class VerdictReader:
 
     def _ask(self, namespace: str, pod: PodFacts) -> Verdict | None:
         try:
-            return Verdict.from_json_value(json.loads(self._read(namespace, pod)))
-        except (OperatorError, ValueError) as error:
+            return shorten(Verdict.from_json_value(json.loads(self._read(namespace, pod))))
+        except (OperatorError, *JSON_ERRORS) as error:
             LOG.debug("Pod did not tell its verdict: %s/%s: %s", namespace, pod.name, error)
             return None
 
@@ -93,28 +95,32 @@ class VerdictReader:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def pod_url(pod: PodFacts, path: str) -> str:
-    """A path of the pod's management port."""
-    host = f"[{pod.address}]" if ":" in (pod.address or "") else pod.address
-    return f"http://{host}:{constants.MANAGEMENT_PORT}{path}"
+def shorten(verdict: Verdict) -> Verdict:
+    """What the operator needs of a verdict: thousands are kept, and a pod may say anything of any length. The evidence is for whoever
+    asks the pod itself."""
+    seen = verdict.reverification
+    if seen is not None:
+        seen = seen.model_copy(update={"message": _line(seen.message), "evidence": ()})
+    texts = {name: _line(text) for name in _TEXTS if (text := getattr(verdict, name)) is not None}
+    return verdict.model_copy(update={**texts, "evidence": (), "checks": (), "reverification": seen})
+
+
+_TEXTS: Final = ("message", "part", "expected", "observed", "fingerprint", "policy")
+
+
+def _line(text: str) -> str:
+    """One line without control characters: it ends up in conditions, Events and on terminals."""
+    line = "".join(char if char.isprintable() else " " for char in text[:TEXT_CHARS_MAX])
+    return line if len(text) <= TEXT_CHARS_MAX else f"{line[:-1]}…"
 
 
 def read_direct(*, timeout_seconds: float) -> ReadVerdict:
     """Read from the pod's own address: how the operator does it inside the cluster."""
-    pool = urllib3.PoolManager(maxsize=PODS_MAX)
 
     def read(_namespace: str, pod: PodFacts) -> str:
-        url = pod_url(pod, constants.VERDICT_PATH)
-        try:
-            response = pool.request(
-                "GET", url, timeout=urllib3.Timeout(total=timeout_seconds), retries=False, preload_content=False
-            )
-            try:
-                return response.read(BODY_BYTES_MAX).decode(errors="replace")
-            finally:
-                response.close()  # a body read to its end has given the connection back already
-        except urllib3.exceptions.HTTPError as error:
-            raise UnavailableError(str(error)) from error
+        path = constants.VERDICT_PATH
+        _, body = pod_http.get(pod.address, path, seconds_max=timeout_seconds, bytes_max=BODY_BYTES_MAX)
+        return body.decode(errors="replace")
 
     return read
 

@@ -167,3 +167,16 @@ def test_a_changed_file_is_named_before_what_else_it_moves() -> None:
     )
     (difference,) = compare_manifests(BASE, BASE.model_copy(update={"tokenizer": changed}))
     assert difference.fields[0].path.startswith("files[tokenizer.json]")
+
+
+@pytest.mark.parametrize(("one", "other"), [(["a", "b"], ["b", "a"]), (["a", "a"], ["a"])])
+def test_whatever_moves_a_digest_is_named_as_a_difference(one: list[str], other: list[str]) -> None:
+    """A part that differs without a differing field would pass wherever fields decide: adding outputs, blaming a part."""
+    left, right = (
+        make_manifest(
+            special_tokens=BASE.special_tokens.model_copy(update={"generation_defaults": {"stop_strings": value}})
+        )
+        for value in (one, other)
+    )
+    (difference,) = compare_manifests(left, right)
+    assert [field.path for field in difference.fields] == ["generationDefaults.stop_strings"]

@@ -7,7 +7,7 @@ import pytest
 
 from pratique_contract.golden import GoldenRecord, Usage
 from pratique_contract.record import RECORD_BYTES_MAX, RecordError, ReleaseRecord
-from tests.support.releases import make_case, make_output, make_record
+from tests.support.releases import make_case, make_golden, make_output, make_record
 
 
 def _value() -> dict[str, Any]:
@@ -94,11 +94,14 @@ def test_a_name_given_twice_is_refused() -> None:
         GoldenRecord(cases=(make_case(), make_case(max_tokens=4)))
 
 
+@pytest.mark.parametrize("place", ['"generationDefaults":{', '"messages":[{'])
 @pytest.mark.parametrize("value", ["1e999", str(2**60), '"\\ud800"', "[" * 300 + "]" * 300])
-def test_a_manifest_that_has_no_fingerprint_is_no_record(value: str) -> None:
-    text = make_record().to_json().replace('"generationDefaults":{', f'"generationDefaults":{{"odd":{value},')
-    with pytest.raises(RecordError, match="manifest cannot be fingerprinted"):
-        ReleaseRecord.from_json(text)
+def test_a_value_that_no_canonical_json_has_is_refused_wherever_it_stands(value: str, place: str) -> None:
+    """In a conversation it would be found by the gate or the operator only when they come to compare or to write it."""
+    text = make_record(golden=make_golden()).to_json()
+    assert place in text
+    with pytest.raises(RecordError, match="holds a value that no canonical JSON has"):
+        ReleaseRecord.from_json(text.replace(place, f'{place}"odd":{value},'))
 
 
 def test_usage_must_count_the_prompt() -> None:

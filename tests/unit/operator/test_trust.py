@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pratique_contract import Reason, ReleaseRecord, ServingSpec, Verdict, VerdictResult, constants
+from pratique_contract.golden import GoldenRecord
 from pratique_contract.record import RECORD_BYTES_MAX
 from pratique_contract.review import Review
 from pratique_operator import kinds, names
@@ -26,6 +27,7 @@ RECORD = make_record()
 OTHER = make_record(
     manifest=make_manifest(quantization=make_manifest().quantization.model_copy(update={"dtype": "BF16"}))
 )
+WEAK = make_record(golden=GoldenRecord())
 TARGET = make_target(**TRUST)
 DECLARED = str(TARGET.declared)
 NAME = names.recorded("svc", DECLARED)
@@ -157,6 +159,7 @@ def test_a_record_that_is_not_there_yet_is_waited_for(answer: RecordAnswer, sent
         (RecordAnswer(200, "nonsense"), "is not JSON"),
         (RecordAnswer(200, "x" * (RECORD_BYTES_MAX + 1)), "a ConfigMap leaves room for"),
         (RecordAnswer(200, OTHER.to_json()), "but its verdict is about"),
+        (RecordAnswer(200, WEAK.to_json()), "proves too little: it has no golden case"),
     ],
 )
 def test_a_record_that_cannot_be_kept_is_a_problem_and_serving_goes_on(answer: RecordAnswer, sentence: str) -> None:

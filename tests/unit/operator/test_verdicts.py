@@ -1,6 +1,7 @@
 """Reading verdicts over HTTP: what answers is known, what does not is unknown."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +13,13 @@ import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_contract.record import RECORD_BYTES_MAX
+from pratique_contract.verdict import Evidence
 from pratique_operator import records
 from pratique_operator.cluster import ApiCluster
 from pratique_operator.errors import RejectedError, UnavailableError
 from pratique_operator.pods import PodFacts
 from pratique_operator.trust import RecordAnswer
-from pratique_operator.verdicts import PODS_MAX, VerdictReader, read_direct
+from pratique_operator.verdicts import PODS_MAX, TEXT_CHARS_MAX, VerdictReader, read_direct
 
 VERDICT = Verdict(result=VerdictResult.FAIL, reason=Reason.MODEL_MISMATCH, message="one byte")
 # The management port is fixed, so the stand-in pod has a loopback address of its own.
@@ -75,7 +77,7 @@ def test_failing_verdict_is_read(answers: Callable[..., None]) -> None:
         assert pod.verdict == VERDICT
 
 
-@pytest.mark.parametrize("body", [b"", b"not json", b"[]", b'{"result": "Maybe"}', b"\xff\xfe"])
+@pytest.mark.parametrize("body", [b"", b"not json", b"[]", b'{"result": "Maybe"}', b"\xff\xfe", b"[" * 200_000])
 def test_nonsense_is_unknown(answers: Callable[..., None], body: bytes) -> None:
     answers(body)
     (pod,) = read([asked()])
@@ -88,6 +90,82 @@ def test_slow_pod_is_unknown_within_the_timeout(answers: Callable[..., None]) ->
     (pod,) = read([asked()], timeout_seconds=0.2)
     assert pod.verdict is None
     assert time.monotonic() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        pytest.param((b"HTTP/1.1 200 OK\r\n\r\n", b" "), id="a byte now and then"),
+        pytest.param((b"", b"HTTP/1.1 100 Continue\r\n\r\n"), id="not yet, for ever"),
+        pytest.param((b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", b""), id="less than it promised"),
+    ],
+)
+def test_pod_that_never_ends_its_answer_costs_one_timeout(say: tuple[bytes, bytes]) -> None:
+    """Every byte winds a socket's timeout up again; the threads that read verdicts are shared by all services."""
+    address = f"127.83.18.{len(say[0]) + 1}"
+    listener = socket.create_server((address, constants.MANAGEMENT_PORT))
+    stop = threading.Event()
+
+    def trickle() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer, suppress(OSError):
+                peer.recv(4096)
+                peer.sendall(say[0])
+                while not stop.wait(0.05):
+                    peer.sendall(say[1])
+
+    thread = threading.Thread(target=trickle, daemon=True)
+    thread.start()
+    try:
+        started = time.monotonic()
+        (pod,) = read([asked(address=address)], timeout_seconds=0.3)
+        assert pod.verdict is None
+        assert records.read_direct(timeout_seconds=0.3)("ns", asked(address=address)) == RecordAnswer(None)
+        assert time.monotonic() - started < 1.5
+    finally:
+        stop.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(2)
+
+
+def test_no_redirect_of_a_pod_is_followed(answers: Callable[..., None]) -> None:
+    """What the pod names may be an address that only the operator can reach."""
+    answers(VERDICT.model_dump_json(by_alias=True).encode())
+    listener = socket.create_server(("127.83.17.9", constants.MANAGEMENT_PORT))
+
+    def send_elsewhere() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            peer.recv(4096)
+            there = f"http://{ADDRESS}:{constants.MANAGEMENT_PORT}{constants.VERDICT_PATH}"
+            peer.sendall(f"HTTP/1.1 302 Found\r\nLocation: {there}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    thread = threading.Thread(target=send_elsewhere, daemon=True)
+    thread.start()
+    (pod,) = read([asked(address="127.83.17.9")])
+    thread.join(2)
+    listener.close()
+    assert pod.verdict is None
+
+
+def test_what_is_kept_of_a_verdict_is_short_and_one_line(answers: Callable[..., None]) -> None:
+    """Thousands are kept, and what a pod says ends up in conditions, Events and on terminals."""
+    long = "\x1b[2J" + "x" * 100_000
+    seen = Evidence(subject="s", expected=long, observed=long)
+    verdict = Verdict(
+        result=VerdictResult.FAIL, reason=Reason.MODEL_MISMATCH, message=long, expected=long, evidence=(seen,) * 3
+    )
+    answers(verdict.model_dump_json(by_alias=True).encode())
+    (pod,) = read([asked()])
+    assert pod.verdict is not None
+    assert (pod.verdict.reason, pod.verdict.evidence) == (Reason.MODEL_MISMATCH, ())
+    assert pod.verdict.message.startswith(" [2Jxxx")
+    assert len(pod.verdict.model_dump_json()) < 3 * TEXT_CHARS_MAX
 
 
 def test_pod_that_refuses_the_connection_is_unknown() -> None:
