@@ -31,7 +31,7 @@ LOADED = {
     "spiece.model",
     "tokenizer.json",
 }
-QUICK_LOCK = LockTimes(beat_seconds=0.05, poll_seconds=0.02, dead_seconds=0.6)
+QUICK_LOCK = LockTimes(beat_seconds=0.05, poll_seconds=0.02, dead_seconds=1.5)
 
 
 @dataclass(frozen=True)
