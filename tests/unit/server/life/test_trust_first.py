@@ -93,6 +93,13 @@ async def test_a_later_pod_must_match_the_recorded_release(tiny_model_dir: Path,
         assert it.engine.requests == []
 
 
+def _bring(recorded: Path, text: str) -> None:
+    """As the kubelet does it: all at once. A pod that looks every few milliseconds would meet a file that is being written."""
+    partial = recorded.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(recorded)
+
+
 async def test_a_pod_that_recorded_itself_is_held_against_the_record_that_was_kept(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
@@ -101,13 +108,13 @@ async def test_a_pod_that_recorded_itself_is_held_against_the_record_that_was_ke
     recorded = tmp_path / "record.json"
     async with pod(tiny_model_dir, recorded=recorded) as it:
         await it.until("readyz", 200)
-        recorded.write_text(kept)
+        _bring(recorded, kept)
         await asyncio.sleep(0.2)
         assert (await it.get("readyz"))[0] == 200
     recorded.unlink()
     async with pod(tiny_model_dir, recorded=recorded, engine=OtherWeights(events_of("ok"))) as it:
         await it.until("readyz", 200)
-        recorded.write_text(kept)
+        _bring(recorded, kept)
         await it.until("readyz", 503)
         verdict = await it.verdict()
         assert (verdict["result"], verdict["reason"]) == ("Fail", "ModelMismatch")
