@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from prometheus_client import Counter
@@ -24,8 +25,9 @@ from pratique_server.gate.holder import VerdictHolder
 from pratique_server.life.idle import GaveWayError, IdleTime
 
 JITTER: Final = 0.1
-# After a round that was cut or that failed the next one comes sooner: the first has proved nothing, the second is to be confirmed.
-SOON_SHARE: Final = 0.1
+# A round that failed is confirmed sooner. One that was cut goes on after the whole interval: where users come every few seconds each
+# attempt costs one of them a step of the engine, and then attempts have to be seldom.
+CONFIRM_SHARE: Final = 0.1
 # A step that is running cannot be cut, and a prefill of hundreds of tokens is the longest there is: cases that need one run in every
 # n-th round only, and whenever something is to be confirmed.
 WHOLE_EVERY_ROUNDS: Final = 6
@@ -64,6 +66,7 @@ class Reverifier:
         self._sleep = sleep
         self._failures = 0
         self._rounds = 0
+        self._left: list[Step] = []
 
     async def run(self) -> None:
         """Until it is cancelled, or this pod has been taken out. The verdict must have passed."""
@@ -72,16 +75,18 @@ class Reverifier:
         share = 1.0
         while self._holder.current().passed:
             await self._sleep(self._spec.interval_seconds * share * self._jitter())
-            share = 1.0 if await self._run_round() == "pass" else SOON_SHARE
+            share = CONFIRM_SHARE if await self._run_round() == "fail" else 1.0
 
     async def _run_round(self) -> str:
         result, failure = "pass", None
-        whole = self._failures > 0 or self._rounds % WHOLE_EVERY_ROUNDS == WHOLE_EVERY_ROUNDS - 1
+        left = self._left or self._begin_round()
+        self._left = []
         try:
-            for step in self._steps(whole):
-                await self._idle.run(lambda step=step: _in_time(step))  # type: ignore[misc]
+            while left:
+                await self._idle.run(partial(_in_time, left[0]))
+                left.pop(0)
         except GaveWayError:
-            result = "gave_way"
+            result, self._left = "gave_way", left
         except (TimeoutError, EngineError) as error:
             result = "unanswered"
             _log.warning("Could not re-verify: %s", error or type(error).__name__)
@@ -93,6 +98,10 @@ class Reverifier:
         if result in ("pass", "fail"):
             self._conclude(failure)
         return result
+
+    def _begin_round(self) -> list[Step]:
+        whole = self._failures > 0 or self._rounds % WHOLE_EVERY_ROUNDS == WHOLE_EVERY_ROUNDS - 1
+        return list(self._steps(whole))
 
     def _conclude(self, failure: CheckFailedError | None) -> None:
         if failure is None and self._failures:

@@ -17,7 +17,7 @@ from pratique_server.engine.protocol import EngineDeadError
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.gate.holder import VerdictHolder
 from pratique_server.life.idle import GaveWayError, IdleTime
-from pratique_server.life.reverification import SOON_SHARE, WHOLE_EVERY_ROUNDS, Reverifier
+from pratique_server.life.reverification import CONFIRM_SHARE, WHOLE_EVERY_ROUNDS, Reverifier
 from pratique_server.metrics import Metrics
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,7 +90,7 @@ async def test_one_failed_round_stands_beside_the_verdict_and_is_confirmed_soone
     assert (verdict.passed, verdict.message) == (True, PASSED.message)
     assert verdict.reverification is not None
     assert (verdict.reverification.reason, verdict.reverification.failures) == (Reason.OUTPUT_MISMATCH, 1)
-    assert rounds.slept == [600, 600 * SOON_SHARE]
+    assert rounds.slept == [600, 600 * CONFIRM_SHARE]
 
 
 async def test_enough_failures_in_a_row_are_told_but_do_not_take_the_pod_out() -> None:
@@ -140,6 +140,43 @@ async def test_what_keeps_users_waiting_runs_seldom_and_whenever_something_is_to
     await _run(rounds, ReverifySpec(failures=3))
     assert rounds.whole == [False] * 5 + [True, False, True, True, False]
     assert WHOLE_EVERY_ROUNDS == 6
+
+
+async def test_a_round_that_was_cut_goes_on_where_it_was() -> None:
+    """A pod that users leave alone for a moment now and then is proved piece by piece."""
+    asked: list[str] = []
+    cuts = iter([True, False, True, False, False])
+
+    def case(name: str) -> Callable[[], Awaitable[object]]:
+        async def step() -> None:
+            asked.append(name)
+            if next(cuts):
+                raise GaveWayError("a user")
+
+        return step
+
+    rounds = Rounds([None] * 3)
+
+    async def sleep(seconds: float) -> None:
+        await rounds.sleep(seconds)
+        rounds.outcomes.pop()
+
+    holder = VerdictHolder()
+    holder.set(PASSED)
+    reverifier = Reverifier(
+        ReverifySpec(interval_seconds=600),
+        steps=lambda whole: [case("a"), case("b"), case("c")],
+        idle=IdleTime(LiveRequests(), quiet_seconds=0),
+        holder=holder,
+        counter=Metrics().reverifications,
+        jitter=lambda: 1.0,
+        sleep=sleep,
+    )
+    with contextlib.suppress(EnoughError):
+        await reverifier.run()
+    assert asked == ["a", "a", "b", "b", "c"]
+    assert rounds.slept == [600.0] * 4
+    assert holder.current().reverification is not None
 
 
 async def test_rounds_are_counted_by_result() -> None:
