@@ -130,16 +130,21 @@ class Transfer:
         return Job(file, name, parts)
 
     def _submit(self, job: Job) -> None:
-        """Open the file and queue what is missing. The first part goes alone: its answer says whether the peer can do ranges."""
-        # NOFOLLOW: the volume is shared, and a link in it is not ours.
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        job.descriptor = os.open(self._store.data_file(job.name), flags, 0o644)
+        """Queue what is missing. The first part goes alone: its answer says whether the peer can do ranges."""
         self._save(job)
         missing = [part for part in job.parts if not part.complete]
         with self._changed:
             self._tasks.append((job, missing[0] if missing else None))
             self._open += 1
             self._changed.notify()
+
+    def _open_file(self, job: Job) -> None:
+        """Only when a worker turns to it: a source may have more files than a process may have open."""
+        with job.lock:
+            if job.descriptor < 0:
+                # NOFOLLOW: the volume is shared, and a link in it is not ours.
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                job.descriptor = os.open(self._store.data_file(job.name), flags, 0o644)
 
     def _work(self) -> None:
         while True:
@@ -175,6 +180,7 @@ class Transfer:
     # One part
 
     def _fetch_part(self, job: Job, part: Part) -> None:
+        self._open_file(job)
         attempts = Attempts(self._limits.retry)
         while not part.complete:
             before = part.done
@@ -226,6 +232,7 @@ class Transfer:
 
     def _verify(self, job: Job) -> None:
         """Read the file back from the disk; fetch it once more when it is not what the source says."""
+        self._open_file(job)  # an empty file came with no part
         path = self._store.data_file(job.name)
         expected = job.file.checksum
         algorithms = [expected.algorithm] if expected is not None else []

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import resource
 import shutil
 import threading
 import time
@@ -104,6 +105,24 @@ def test_a_holder_that_was_taken_for_dead_waits_for_its_successor(place: Place) 
     assert same_content(place.path, place.origin)
     assert names_in(place.path) == LOADED
     assert max(path.name for path in store.lock.iterdir()) == "00000003"
+
+
+def test_more_files_than_a_process_may_have_open(tmp_path: Path) -> None:
+    origin = make_repository(tmp_path / "origin" / NAME)
+    for number in range(150):
+        (origin / f"extra-{number}.json").write_text(f'{{"number": {number}}}')
+    (origin / "empty.json").touch()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Hub(tmp_path / "origin") as hub:
+        place = Place(hub, origin, tmp_path / "cache" / "hf-1")
+        used = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 60, hard))
+        try:
+            fetch(place.target(), place.settings())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(names_in(place.path)) == len(LOADED) + 151
+    assert same_content(place.path, origin)
 
 
 def test_a_folder_of_other_files_is_left_alone(place: Place) -> None:
