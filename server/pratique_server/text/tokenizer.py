@@ -14,7 +14,7 @@ from typing import Any, Self
 from pratique_server.engine.protocol import LoadedFile
 from pratique_server.release.errors import ManifestError
 from pratique_server.release.files import hash_json_bytes
-from pratique_server.release.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from pratique_server.release.tokenizer_files import TOKENIZER_CONFIG_FILE, TokenizerFiles, read_tokenizer_files
 
 # Settings of the compiled tokenizer that ``encode`` and ``decode`` never use.
 _UNUSED_SETTINGS = ("truncation", "padding", "post_processor")
@@ -50,6 +50,11 @@ class Tokenizer:
         try:
             loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the libraries below raise anything, even bare Exception, for a broken file
+            if _names_code(folder):
+                raise TokenizerError(
+                    f"The tokenizer in {folder} names code of its own (auto_map in {TOKENIZER_CONFIG_FILE}), which is never "
+                    "run, not even with trustRemoteCode. Serve one that a class of the library can load"
+                ) from error
             raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
         if not getattr(loaded, "is_fast", False):
             raise TokenizerError(f"The tokenizer in {folder} has no fast form (tokenizer.json), which serving needs")
@@ -146,6 +151,11 @@ def _read_files(folder: Path) -> TokenizerFiles:
         return read_tokenizer_files(folder)
     except (ManifestError, OSError) as error:
         raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+
+
+def _names_code(folder: Path) -> bool:
+    config = folder / TOKENIZER_CONFIG_FILE
+    return config.is_file() and b'"auto_map"' in config.read_bytes()
 
 
 def _first_line(error: Exception) -> str:

@@ -242,3 +242,15 @@ def test_characters_spelt_in_byte_tokens_arrive_whole() -> None:
     assert "".join(pieces) == "ship🚢é 船⚓"
     assert not any("\ufffd" in piece for piece in pieces)
     assert [tokenizer.token_bytes(token) for token in (0xF0, 257)] == [b"\xf0", b" ship"]
+
+
+def test_a_tokenizers_own_code_is_refused_by_the_field_that_names_it(tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "copy"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["tokenizer_class"]
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**config, "auto_map": {"AutoTokenizer": ["tok.T", None]}})
+    )
+    (folder / "tok.py").write_text("raise SystemExit")
+    with pytest.raises(TokenizerError, match=r"auto_map in tokenizer_config\.json\), which is never run"):
+        Tokenizer.load(folder)
