@@ -21,7 +21,7 @@ from pratique_operator.review import Candidate, ReviewState, compute_review, ser
 from pratique_operator.revision import Target, compute_target
 from pratique_operator.rollout import RevisionState, RolloutState
 from pratique_operator.stuck import explain_stuck
-from pratique_operator.trust import Recorded, Trust, observe_recorded, unrecorded
+from pratique_operator.trust import Recorded, Trust, declared_of, observe_recorded, pin_lost, unrecorded
 from pratique_operator.types import InferenceServiceSpec, parse_spec
 
 Manifest = dict[str, Any]
@@ -109,15 +109,15 @@ def observe_service(
         for child in cluster.list(kind, key.namespace, selector)
         if is_owned(child, owner)
     }
-    recorded = observe_recorded(children)
+    deployments = _deployments_of(children)
+    pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
+    recorded = pin_lost(observe_recorded(children), alive=_alive(deployments, pods))
     spec, invalid = _observe_spec(owner)
     objects = (
         {} if spec is None else {r: _observe_reference(cluster, key, r) for r in sorted(required_references(spec))}
     )
     target, blocked = (None, invalid) if spec is None else _observe_target(key, spec, objects, config, recorded)
-    deployments = _deployments_of(children)
     to_record = unrecorded(deployments, recorded)
-    pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
     failures_max = _failures_max(spec)
     pods = [replace(pod, audited=pod.revision in to_record, failures_max=failures_max) for pod in pods]
     pods = explain_stuck(cluster, key.namespace, read_verdicts(key.namespace, pods), now=now)
@@ -134,6 +134,13 @@ def observe_service(
         review=observe_review(key, spec, target, children, recorded, pods),
         referred={r: None if found is None else found["metadata"]["resourceVersion"] for r, found in objects.items()},
     )
+
+
+def _alive(deployments: Mapping[str, Manifest], pods: list[PodFacts]) -> frozenset[str]:
+    """Declared releases of which a pod is there to stay."""
+    staying = {pod.revision for pod in pods if not pod.terminating and not pod.ended}
+    found = {declared_of(deployment) for revision, deployment in deployments.items() if revision in staying}
+    return frozenset(declared for declared in found if declared is not None)
 
 
 def observe_review(

@@ -96,12 +96,27 @@ def declared_of(deployment: Manifest) -> str | None:
 
 def observe_recorded(children: Children) -> dict[str, Recorded]:
     """What is kept in ConfigMaps and what Deployments remember, by declaration."""
-    found = {memory.declared: memory for memory in _remembered(children)}
+    found: dict[str, Recorded] = {}
+    for memory in _remembered(children):
+        # Of several revisions one that was handed a fingerprint decides: it asks for more.
+        if memory.declared not in found or memory.pinned is not None:
+            found[memory.declared] = memory
     for (kind, _), child in sorted(children.items()):
         declared = declared_of(child)
         if kind == kinds.CONFIG_MAP.kind and declared is not None and _is_mounted(child, declared):
             found[declared] = _read(child, declared, found.get(declared))
     return found
+
+
+def pin_lost(recorded: Mapping[str, Recorded], *, alive: frozenset[str]) -> dict[str, Recorded]:
+    """Hand the remembered fingerprint to the next pods of a declaration whose record is lost and of which no pod is left (``alive``)
+    that could give it again. It makes another revision, which nothing else than the recorded release can take into service."""
+    return {
+        declared: replace(found, pinned=found.fingerprint or found.pinned)
+        if found.record is None and declared not in alive
+        else found
+        for declared, found in recorded.items()
+    }
 
 
 def _is_mounted(config_map: Manifest, declared: str) -> bool:

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from pratique_cli.commands.release.approve import approve
-from pratique_contract import Reason, ReleaseRecord, Verdict, VerdictResult, constants
+from pratique_contract import Reason, ReleaseRecord, ServingSpec, Verdict, VerdictResult, constants
 from pratique_contract.review import REQUIRED_TESTS, Review, ReviewedDifference, ReviewTest
 from pratique_contract.signature import format_signature
 from pratique_operator import kinds, names
@@ -93,6 +93,20 @@ def test_deleted_record_comes_back_from_a_running_pod_and_never_from_another_rel
     offers(world, RECORD)
     eventually(lambda: recorded(world), what="the same release is kept again")
     world.wait_reason("RecordedNotApproved", "FingerprintVerified")
+    # With no pod left that could give it again, the next one is told what it must be.
+    world.create(release=TRUST, replicas=0)
+    eventually(lambda: pods(world) == [], what="no pod is left")
+    delete(world, recorded(world)[0])
+    world.create(release=TRUST, replicas=1)
+    eventually(lambda: recorded(world), what="it is kept once more")
+    world.wait_ready()
+    document = world.children()[f"ConfigMap/svc-{world.target()}"]["data"][constants.SERVING_FILE]
+    assert ServingSpec.model_validate_json(document).release.fingerprint == RECORD.fingerprint
+    assert world.status()["recorded"] == {
+        "recordRef": recorded(world)[0]["metadata"]["name"],
+        "fingerprint": RECORD.fingerprint,
+        "approved": False,
+    }
 
 
 def test_changed_declaration_is_recorded_anew_and_the_old_record_goes_with_its_revision(world: World) -> None:

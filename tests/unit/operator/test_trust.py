@@ -18,7 +18,7 @@ from pratique_operator.observe import Snapshot, rollout_state
 from pratique_operator.pods import PodFacts
 from pratique_operator.rollout import plan_rollout
 from pratique_operator.status import compute_status
-from pratique_operator.trust import Offer, RecordAnswer, observe_recorded, stale_config_maps
+from pratique_operator.trust import Offer, RecordAnswer, observe_recorded, pin_lost, stale_config_maps
 from tests.support.releases import make_manifest, make_record
 from tests.unit.operator.worlds import NOW, make_deployment, make_owner, make_pod, make_snapshot, make_target
 
@@ -254,6 +254,24 @@ def test_lost_config_map_is_remembered_and_the_same_release_is_kept_again() -> N
     assert replicas(snapshot) == 2
     assert snapshot.target is not None
     assert snapshot.target.revision == TARGET.revision
+
+
+def test_after_a_loss_with_no_pod_left_the_next_one_is_handed_the_remembered_fingerprint() -> None:
+    """Scaled to 0 and its ConfigMap deleted: nobody could give the record again, and the next pod must not become a first one."""
+    children = {("Deployment", "d"): deployment()}
+    lost = observe_recorded(children)
+    assert pin_lost(lost, alive=frozenset({DECLARED})) == lost
+    pinned = pin_lost(lost, alive=frozenset())
+    target = make_target(recorded=pinned, **TRUST)
+    document = ServingSpec.model_validate_json(target.config_data[constants.SERVING_FILE])
+    assert document.release.fingerprint == RECORD.fingerprint
+    assert target.revision != TARGET.revision
+    # Once its pod is there, it stays the target: with the old revision beside it, and after its record was kept again.
+    marks = {**target.annotations, names.ANNOTATION_DECLARED: DECLARED, names.ANNOTATION_RECORDED: RECORD.fingerprint}
+    children["Deployment", "a"] = make_deployment(target.revision, marks=marks)
+    assert make_target(recorded=observe_recorded(children), **TRUST).revision == target.revision
+    children["ConfigMap", NAME] = kept(pinned=observe_recorded(children)[DECLARED].pinned)
+    assert make_target(recorded=observe_recorded(children), **TRUST).revision == target.revision
 
 
 def test_after_a_loss_another_release_is_not_recorded() -> None:
