@@ -213,7 +213,8 @@ class Transfer:
             if missing and job.ranged:
                 return
         with self._changed:
-            self._tasks.append((job, missing[0] if missing else None))
+            # Before other files: one that is begun is ended, hashed while the page cache has it, and closed.
+            self._tasks.appendleft((job, missing[0] if missing else None))
             self._changed.notify()
 
     def _release_others(self, job: Job, part: Part) -> None:
