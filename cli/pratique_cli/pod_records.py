@@ -50,12 +50,14 @@ def obtain_record(
     sleep: Callable[[float], None] = time.sleep,
 ) -> "ReleaseRecord":
     """The record the pod made. Raises ``CliError`` with what it said when there will be none."""
-    from pratique_contract.constants import RECORD_API_PATH
+    from pratique_contract.canonical import digest_bytes
+    from pratique_contract.constants import RECORD_API_PATH, RECORD_OF_PARAMETER
     from pratique_contract.record import RecordError, ReleaseRecord
 
     said = ""
     end = clock() + wait_seconds
-    status, body = port("POST", RECORD_API_PATH, b"" if base is None else base.to_json().encode())
+    sent = b"" if base is None else base.to_json().encode()
+    status, body = port("POST", RECORD_API_PATH, sent)
     while status == 202:
         message = _message(body)
         if message != said:
@@ -64,7 +66,7 @@ def obtain_record(
         if clock() > end:
             raise CliError(f"The pod had no record after {wait_seconds:.0f} s: {message}")
         sleep(POLL_SECONDS)
-        status, body = port("GET", RECORD_API_PATH, b"")
+        status, body = port("GET", f"{RECORD_API_PATH}?{RECORD_OF_PARAMETER}={digest_bytes(sent)}", b"")
     if status != 200:
         raise CliError(_message(body), code=EXIT_NO if status == 409 else EXIT_FAILED)
     try:

@@ -22,12 +22,14 @@ READYZ_PATH: Final = "/readyz"
 STARTUPZ_PATH: Final = "/startupz"
 VERDICT_PATH: Final = "/verdict"
 MANIFEST_PATH: Final = "/manifest"
-# The release record of what this pod loaded. GET asks for the one that is there: made here, or given and matched. POST starts the
-# making with the pod's own engine, in time no user wants; with a record as its body, that record with this pod's outputs added. A
-# pod without a record under TrustFirst starts by itself. 200: the record's own bytes (canonical JSON). 202: it is being made, ask
-# again. 409: there is none, and asking again will not help (not verified, too large for a ConfigMap, no clear golden case).
-# 503: nothing is loaded, or the pod is ending. All but 200 answer {"message": sentence}.
+# The release record of what this pod loaded. GET asks for its own: proved here, made or given. POST starts the making with the pod's
+# own engine, in time no user wants; with a record as its body, that record with this pod's outputs added. What comes of a POST is told
+# by GET with the digest of the POST's body as ``of``: anyone can POST, and the pod's own record must not change by it. A pod without a
+# record under TrustFirst starts by itself. 200: the record's own bytes (canonical JSON). 202: it is being made, ask again. 409: there
+# is none, and asking again will not help (not verified, too large for a ConfigMap, no clear golden case). 503: nothing is loaded, or the
+# pod is ending, or at another record. All but 200 answer {"message": sentence}.
 RECORD_API_PATH: Final = "/record"
+RECORD_OF_PARAMETER: Final = "of"
 METRICS_PATH: Final = "/metrics"
 STATS_PATH: Final = "/stats"
 DRAIN_PATH: Final = "/drain"

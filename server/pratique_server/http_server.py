@@ -1,8 +1,10 @@
-"""uvicorn for both ports, with two bounds it lacks: a time limit for a request's headers, and a way to drop a connection whose client
-does not read (closing politely would wait for it)."""
+"""uvicorn for both ports, with bounds it lacks: a time limit for a request's headers, a number of connections for each client, and a way
+to drop a connection whose client does not read (closing politely would wait for it)."""
 
 import asyncio
 import socket
+from collections import Counter
+from ipaddress import ip_address
 from typing import Any, Final
 
 import h11
@@ -16,17 +18,25 @@ BACKLOG: Final = 2048
 HEADER_BYTES_MAX: Final = 64 * 1024
 
 
-def make_protocol(*, header_seconds_max: float) -> type[H11Protocol]:
-    """A protocol class with the header limit bound in, as uvicorn wants a class."""
+def make_protocol(*, header_seconds_max: float, per_client_max: int | None = None) -> type[H11Protocol]:
+    """A protocol class with the limits bound in, as uvicorn wants a class. ``per_client_max`` holds for each address but this machine's
+    own."""
+    connected: Counter[str] = Counter()
 
     class BoundedProtocol(H11Protocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.app = _WithAbort(self.app, self)
             self._header_timer: asyncio.TimerHandle | None = None
+            self._address = ""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._address = _address_of(transport)
+            connected[self._address] += 1
+            if per_client_max is not None and self._address and connected[self._address] > per_client_max:
+                transport.abort()  # before it counts among the connections that probes share
+                return
             self._watch_headers()
 
         def data_received(self, data: bytes) -> None:
@@ -35,6 +45,9 @@ def make_protocol(*, header_seconds_max: float) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            connected[self._address] -= 1
+            if not connected[self._address]:
+                del connected[self._address]
             super().connection_lost(exc)
 
         def on_response_complete(self) -> None:
@@ -59,6 +72,13 @@ def make_protocol(*, header_seconds_max: float) -> type[H11Protocol]:
     return BoundedProtocol
 
 
+def _address_of(transport: asyncio.Transport) -> str:
+    """The client's address; nothing for this machine's own."""
+    peer = transport.get_extra_info("peername")
+    address = str(peer[0]) if peer else ""
+    return "" if not address or ip_address(address.partition("%")[0]).is_loopback else address
+
+
 class _WithAbort:
     """Tells the application how to drop this connection."""
 
@@ -75,12 +95,18 @@ class HttpServer(uvicorn.Server):
     """Runs in the caller's event loop on a socket the caller bound; signals stay the caller's."""
 
     def __init__(
-        self, app: ASGIApp, *, header_seconds_max: float, keep_alive_seconds: float, connections_max: int | None = None
+        self,
+        app: ASGIApp,
+        *,
+        header_seconds_max: float,
+        keep_alive_seconds: float,
+        connections_max: int | None = None,
+        per_client_max: int | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=make_protocol(header_seconds_max=header_seconds_max),
+                http=make_protocol(header_seconds_max=header_seconds_max, per_client_max=per_client_max),
                 ws="none",
                 loop="asyncio",
                 lifespan="off",

@@ -1,13 +1,17 @@
-"""The management port's answers: a plain ASGI application, one small function per path, nothing that waits.
+"""The management port's answers: a plain ASGI application, one small function per path, nothing that waits but for a body, and for
+that one at a time and not for long. Anyone in the cluster may reach it.
 
 ``/livez`` never depends on the verdict (a restart does not cure a wrong artefact). ``/startupz`` answers 503 with
 ``Reason: message`` as its first line until the verdict passes.
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from ipaddress import ip_address
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qs
 
 from pratique_contract import constants
 from pratique_contract.record import RECORD_BYTES_MAX
@@ -21,6 +25,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+BODY_SECONDS_MAX: Final = 10.0
 
 
 class RecordSaid(Protocol):
@@ -35,7 +40,7 @@ class RecordSaid(Protocol):
 class RecordSource(Protocol):
     """Who keeps this pod's release record; called from the management thread."""
 
-    def answer(self) -> RecordSaid: ...
+    def answer(self, of: str | None = None) -> RecordSaid: ...
     def ask(self, body: bytes) -> RecordSaid: ...
 
 
@@ -73,20 +78,13 @@ class ManagementApp:
             ("GET", constants.RECORD_API_PATH): self._record,
             ("POST", constants.RECORD_API_PATH): lambda: self._ask_record(b""),
         }
+        self._receiving = False
         self._paths = {path for _, path in self._routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        if (scope["method"], scope["path"]) == ("POST", constants.RECORD_API_PATH):
-            body = await _read_body(receive)
-            answer = (
-                self._ask_record(body)
-                if body is not None
-                else Answer(413, b'{"message": "No record is that large"}', JSON)
-            )
-        else:
-            answer = self.answer(scope["method"], scope["path"])
+        answer = await self._answer_request(scope, receive)
         headers = [
             (b"content-type", answer.media_type.encode()),
             (b"content-length", str(len(answer.body)).encode()),
@@ -97,6 +95,31 @@ class ManagementApp:
             headers.append((constants.FINGERPRINT_HEADER.encode(), fingerprint.encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
+
+    async def _answer_request(self, scope: Scope, receive: Receive) -> Answer:
+        match scope["method"], scope["path"]:
+            case "POST", constants.RECORD_API_PATH:
+                return await self._receive_record(receive)
+            case "GET", constants.RECORD_API_PATH:
+                return self._record(_query(scope, constants.RECORD_OF_PARAMETER))
+            case "POST", constants.DRAIN_PATH if not _is_local(scope):
+                # It cannot be taken back, and whoever reaches the port would take this pod out with it.
+                return Answer(403, b"403: only from inside the pod\n")
+        return self.answer(scope["method"], scope["path"])
+
+    async def _receive_record(self, receive: Receive) -> Answer:
+        """Read a body of up to a megabyte, one at a time and not for long: probes share this port's connections."""
+        if self._receiving:
+            return _message(503, "Another record is being received: ask again")
+        self._receiving = True
+        try:
+            async with asyncio.timeout(BODY_SECONDS_MAX):
+                body = await _read_body(receive)
+        except TimeoutError:
+            return _message(408, f"The record had not arrived after {BODY_SECONDS_MAX:g} s")
+        finally:
+            self._receiving = False
+        return _message(413, "No record is that large") if body is None else self._ask_record(body)
 
     def answer(self, method: str, path: str) -> Answer:
         """Pure dispatch, usable without a server."""
@@ -134,29 +157,45 @@ class ManagementApp:
         self._drain()
         return _json({"draining": True})
 
-    def _record(self) -> Answer:
+    def _record(self, of: str | None = None) -> Answer:
         desk = self._desk()
-        return (
-            _recorded(desk.answer()) if desk is not None else Answer(503, b'{"message": "This pod is starting"}', JSON)
-        )
+        return _recorded(desk.answer(of)) if desk is not None else _message(503, "This pod is starting")
 
     def _ask_record(self, body: bytes) -> Answer:
         desk = self._desk()
         if desk is None or self._status.draining:
-            return Answer(503, b'{"message": "This pod is starting or ending"}', JSON)
+            return _message(503, "This pod is starting or ending")
         return _recorded(desk.ask(body))
 
 
 async def _read_body(receive: Receive) -> bytes | None:
     """The whole body, or None when it is larger than any record."""
-    body = b""
+    body = bytearray()
     while True:
         message = await receive()
-        body += bytes(message.get("body", b""))
+        body += message.get("body", b"")
         if len(body) > RECORD_BYTES_MAX:
             return None
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return body
+            return bytes(body)
+
+
+def _query(scope: Scope, name: str) -> str | None:
+    values = parse_qs(scope.get("query_string", b"").decode("latin-1")).get(name)
+    return None if values is None else values[0]
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether the client is in this pod (or on this machine): port forwarding and commands in the container are."""
+    client = scope.get("client")
+    try:
+        return client is not None and ip_address(client[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _message(status: int, sentence: str) -> Answer:
+    return Answer(status, json.dumps({"message": sentence}).encode(), JSON)
 
 
 def _recorded(answer: RecordSaid) -> Answer:

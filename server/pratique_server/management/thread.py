@@ -10,7 +10,9 @@ from pratique_server.http_server import HttpServer
 from pratique_server.management.app import ManagementApp
 
 STOP_SECONDS_MAX: Final = 2.0
-CONNECTIONS_MAX: Final = 256
+CONNECTIONS_MAX: Final = 512
+# Anyone in the cluster may reach this port; one client must not leave the kubelet without a connection.
+CONNECTIONS_PER_CLIENT_MAX: Final = 64
 HEADER_SECONDS_MAX: Final = 5.0
 
 
@@ -24,7 +26,11 @@ class ManagementThread:
         self.port: int = self._socket.getsockname()[1]
         # A probe that cannot connect costs the pod its life: connections that say nothing are dropped soon.
         self._server = HttpServer(
-            app, header_seconds_max=HEADER_SECONDS_MAX, keep_alive_seconds=5, connections_max=CONNECTIONS_MAX
+            app,
+            header_seconds_max=HEADER_SECONDS_MAX,
+            keep_alive_seconds=5,
+            connections_max=CONNECTIONS_MAX,
+            per_client_max=CONNECTIONS_PER_CLIENT_MAX,
         )
         self._thread = threading.Thread(target=self._run, name="management", daemon=True)
 

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import pytest
 
 from pratique_cli import kube, pod_records
+from pratique_contract.canonical import digest_bytes
 from pratique_contract.record import ReleaseRecord
 from tests.support.gates import ServedPort, serving
 from tests.support.releases import make_case, make_golden, make_output, make_record
@@ -24,7 +26,7 @@ def _say(status: int, message: str) -> tuple[int, str]:
 
 @dataclass
 class RecordPort:
-    """Gives its answers one after the other, the last one for ever."""
+    """Gives its answers one after the other, the last one for ever; remembers each request's body, or its query."""
 
     answers: list[tuple[int, str]]
     asked: list[tuple[str, str, bytes]] = field(default_factory=list)
@@ -36,7 +38,7 @@ class RecordPort:
             body += message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        self.asked.append((scope["method"], scope["path"], body))
+        self.asked.append((scope["method"], scope["path"], body or unquote_to_bytes(scope["query_string"])))
         status, text = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": text.encode()})
@@ -59,7 +61,8 @@ def test_a_pod_is_asked_once_and_looked_at_until_its_record_is_there(pratique: R
     port.app = app
     result = pratique("release", "record", "--url", port.url)
     assert (result.code, result.out) == (0, f"{RECORD.to_json()}\n"), result.err
-    assert [(method, path) for method, path, _ in app.asked] == [("POST", "/record"), *[("GET", "/record")] * 3]
+    look = ("GET", "/record", f"of={digest_bytes(b'')}".encode())
+    assert app.asked == [("POST", "/record", b""), *[look] * 3]
     assert result.err.count("prompt 3 of 24") == 1
     assert f"Recorded release {RECORD.fingerprint}: 7 fixtures, 3 golden cases" in result.err
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pratique_contract.canonical import digest_bytes
 from pratique_contract.record import ReleaseRecord
 from pratique_server.engine.protocol import EngineIdentity, LoadedFile
 from pratique_server.text import Tokenizer
@@ -185,18 +186,49 @@ async def test_making_a_record_gives_way_to_users_and_still_ends(tiny_model_dir:
         assert (await it.ask_record())[0] == 202
         await asyncio.sleep(0.1)
         assert it.engine.asked_by_gate == asked
-        status, body = await it.get("record")
+        status, body = await it.get(_asked(b""))
         assert (status, json.loads(body)["message"][:25]) == (202, "The record is being made:")
         release.set()
         assert (await user).status_code == 200
-        await it.until("record", 200)
+        assert (await _until_made(it, b""))[0] == 200
 
 
-async def _until_made(it: Pod) -> tuple[int, str]:
+def _asked(sent: bytes) -> str:
+    return f"record?of={digest_bytes(sent)}"
+
+
+async def _until_made(it: Pod, sent: bytes) -> tuple[int, str]:
     async with asyncio.timeout(10):
-        while (answer := await it.get("record"))[0] == 202:
+        while (answer := await it.get(_asked(sent)))[0] == 202:
             await asyncio.sleep(0.01)
     return answer
+
+
+async def test_nobody_who_can_ask_a_pod_for_a_record_changes_the_one_it_has_proved(tiny_model_dir: Path) -> None:
+    """The operator keeps what GET says under TrustFirst; POST is open to the whole cluster, and may carry cases of one's own."""
+    async with pod(tiny_model_dir) as it:
+        await it.until("readyz", 200)
+        proved = await _record_of(it)
+        thinner = proved.golden.model_copy(update={"cases": proved.golden.cases[:-1]})
+        for sent in (b"{", proved.model_copy(update={"golden": thinner}).to_json().encode(), b""):
+            assert (await it.ask_record(sent))[0] == 202
+            assert (await it.ask_record(sent))[0] in (200, 202)
+            assert await _record_of(it) == proved
+            status, made = await _until_made(it, sent)
+            assert await _record_of(it) == proved
+            assert (status, "is not JSON" in made) == ((409, True) if sent == b"{" else (200, False))
+
+
+async def test_one_record_is_made_at_a_time(tiny_model_dir: Path) -> None:
+    release = asyncio.Event()
+    slow: list[Any] = [*events_of("ab")[:1], release, *events_of("ab")[1:]]
+    async with pod(tiny_model_dir, script=slow) as it:
+        await it.until("readyz", 200)
+        user = asyncio.create_task(it.chat())
+        await eventually(lambda: it.process._live.users == 1)
+        assert [(await it.ask_record(sent))[0] for sent in (b"", b"", b"{")] == [202, 202, 503]
+        release.set()
+        await user
 
 
 async def test_a_record_to_extend_that_is_none_is_refused(tiny_model_dir: Path) -> None:
@@ -204,17 +236,18 @@ async def test_a_record_to_extend_that_is_none_is_refused(tiny_model_dir: Path) 
         await it.until("readyz", 200)
         assert (await it.ask_record(b"x" * 1_100_000))[0] == 413
         assert (await it.ask_record(b"{"))[0] == 202
-        await eventually(lambda: it.process._desk is not None and it.process._desk.answer().status == 409)
-        assert "The release record is not JSON" in (await _until_made(it))[1]
+        status, said = await _until_made(it, b"{")
+        assert (status, "The release record is not JSON" in said) == (409, True)
 
 
 async def test_another_releases_record_is_not_extended(tiny_model_dir: Path) -> None:
     async with pod(tiny_model_dir) as it:
         await it.until("readyz", 200)
-        assert (await it.ask_record(make_record().to_json().encode()))[0] == 202
-        await eventually(lambda: it.process._desk is not None and it.process._desk.answer().status == 409)
-        answer = await _until_made(it)
-        assert "Another release is loaded than the recorded one: model." in json.loads(answer[1])["message"]
+        sent = make_record().to_json().encode()
+        assert (await it.ask_record(sent))[0] == 202
+        status, said = await _until_made(it, sent)
+        assert status == 409
+        assert "Another release is loaded than the recorded one: model." in json.loads(said)["message"]
 
 
 @pytest.mark.parametrize(("policy", "status"), [("Unready", 503), ("Report", 200)])

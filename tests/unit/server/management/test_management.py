@@ -1,5 +1,6 @@
 """Probes, verdict, metrics: answered from memory, each depending on exactly what it should."""
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, metric_names
 from pratique_server import probe
+from pratique_server.management import app
 from pratique_server.management.app import ManagementApp
 from pratique_server.management.status import LOOP_SILENCE_SECONDS_MAX, EngineReport, PodStatus
 from pratique_server.management.thread import ManagementThread
@@ -198,3 +200,52 @@ def test_the_probe_needs_only_the_standard_library() -> None:
 
     code = "import sys, pratique_server.probe; print([m for m in ('pydantic', 'torch', 'httpx') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+async def _request(served: ManagementApp, method: str, path: str, *, client: str, receive: Any) -> int:
+    """The status of one request from an address, its body as ``receive`` gives it."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "client": (client, 1)}
+    await served(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+async def _empty() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _never() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_only_whoever_is_in_the_pod_can_drain_it() -> None:
+    """The port is open to the cluster, and a drain cannot be taken back."""
+    bench = Bench()
+    for address, status in (
+        ("10.1.2.3", 403),
+        ("fd00::7", 403),
+        ("not an address", 403),
+        ("127.0.0.1", 200),
+        ("::1", 200),
+    ):
+        assert await _request(bench.app, "POST", "/drain", client=address, receive=_empty) == status
+    assert bench.drained == 2
+
+
+async def test_a_body_that_does_not_come_holds_neither_the_next_one_nor_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "BODY_SECONDS_MAX", 0.1)
+    bench = Bench()
+    first = asyncio.create_task(_request(bench.app, "POST", "/record", client="10.1.2.3", receive=_never))
+    await asyncio.sleep(0)
+    begun = time.monotonic()
+    assert await _request(bench.app, "POST", "/record", client="10.1.2.4", receive=_never) == 503
+    assert time.monotonic() - begun < 0.05
+    assert await first == 408
+    assert await _request(bench.app, "POST", "/record", client="10.1.2.4", receive=_never) == 408
