@@ -25,7 +25,7 @@ RATE_MAX: Final = 8.0
 SEED: Final = 20_26
 RATIO_DIGITS: Final = 2
 
-# Two runs of one and the same server differ by a tenth or two on a busy machine of two cores (docs/review.md).
+# One server against itself, on two cores with eight processes waiting for each, gave ratios from 0.86 to 1.44 (docs/review.md).
 LIMITS: Final[dict[str, float]] = {
     "throughputRatioMin": 0.8,
     "ttftP50RatioMax": 1.5,

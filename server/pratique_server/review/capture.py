@@ -23,6 +23,8 @@ from pratique_server.review.prompts import PromptSet
 
 # Requests at once where the engine proved that they do not influence each other.
 REQUESTS_AT_ONCE: Final = 8
+# The reference's logits wait in memory for the candidate's.
+LOGIT_BYTES_MAX: Final = 1024**3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,18 @@ async def _ask(release: LoadedRelease, name: str, ids: Sequence[int], max_tokens
         text=release.renderer.tokenizer.decode(run.ids[:-1] if stopped else run.ids),
         stopped=stopped,
     )
+
+
+def fit_in_memory(answers: Sequence[Answer], *, vocab_size: int, bytes_max: int = LOGIT_BYTES_MAX) -> list[Answer]:
+    """The first answers whose logits (float32) fit into ``bytes_max``, at least one. The caller says how many were left out."""
+    room = bytes_max // (4 * vocab_size)
+    fitting: list[Answer] = []
+    for answer in answers:
+        room -= len(answer.ids)
+        if room < 0 and fitting:
+            break
+        fitting.append(answer)
+    return fitting
 
 
 async def collect_logits(release: LoadedRelease, answers: Sequence[Answer]) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from pratique_server.gate.offline import replay_case
 from pratique_server.gate.outputs import check_golden
 from pratique_server.release.offline import LoadedRelease, load_release
 from pratique_server.review import parity, rendering
-from pratique_server.review.capture import Answer, collect_answers, collect_logits, render_prompts
+from pratique_server.review.capture import Answer, collect_answers, collect_logits, fit_in_memory, render_prompts
 from pratique_server.review.errors import ReviewError
 from pratique_server.review.limits import Limits, choose_limits
 from pratique_server.review.logits import describe_logits, measure_logits
@@ -72,6 +72,7 @@ class _Asked:
     asked: PromptSet
     prompts: dict[str, list[int]]
     answers: list[Answer]
+    scored: list[Answer]  # those of the reference that both are given, as many as fit in memory
     logits: list[torch.Tensor]
     golden: _Replayed | None = None
 
@@ -151,11 +152,18 @@ async def _ask(side: Side, prompts: PromptSet, *, like: _Asked | None, scores: b
         _require_described(side, release.manifest)
         ids = like.prompts if like is not None else render_prompts(prompts, release)
         answers = await collect_answers(release, ids, max_tokens=prompts.max_tokens)
-        scored = await collect_logits(release, like.answers if like is not None else answers) if scores else []
+        asked = like.scored if like is not None else fit_in_memory(answers, vocab_size=release.identity.vocab_size)
+        logits = await collect_logits(release, asked) if scores else []
         other = differs_in_engine(side.manifest, release.manifest)
         golden = await _replay(side, release) if replays and other else None
         return _Asked(
-            manifest=release.manifest, asked=prompts, prompts=ids, answers=answers, logits=scored, golden=golden
+            manifest=release.manifest,
+            asked=prompts,
+            prompts=ids,
+            answers=answers,
+            scored=asked,
+            logits=logits,
+            golden=golden,
         )
 
 
@@ -232,9 +240,11 @@ def _judge_logits(outcome: Outcome, left: _Asked, right: _Asked, limits: Limits,
             "the vocabularies differ: no id means the same in both, so no logits compare"
         )
         return
-    figures = measure_logits(left.logits, right.logits, left.answers)
-    figures["promptsDigest"] = left.asked.digest
-    outcome.tests.append(_judge("LogitComparison", figures, limits, describe_logits(figures)))
+    figures = measure_logits(left.logits, right.logits, left.scored)
+    figures |= {"prompts": len(left.scored), "promptsDigest": left.asked.digest}
+    part = f" (the first {len(left.scored)} of {len(left.answers)} prompts: more do not fit in memory)"
+    message = describe_logits(figures) + (part if len(left.scored) < len(left.answers) else "")
+    outcome.tests.append(_judge("LogitComparison", figures, limits, message))
 
 
 def _judge(kind: TestKind, figures: Figures, limits: Limits, message: str) -> ReviewTest:

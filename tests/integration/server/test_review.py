@@ -13,6 +13,7 @@ from pratique_contract.record import ReleaseRecord
 from pratique_server.release.offline import build_release
 from tests.integration.server.running import make_spec, serving
 from tests.support import mutations
+from tests.support.adapters import make_adapter
 from tests.support.models import CHATML, CORPUS
 from tests.unit.cli.conftest import Run, pratique
 
@@ -79,6 +80,45 @@ def test_files_that_are_not_the_release_under_review_are_refused(
         "The candidate's files are not the release that its file describes: model.files[model.safetensors]"
         in result.err
     )
+
+
+@pytest.mark.timeout(120)
+def test_an_adapter_that_changes_answers_needs_limits_that_say_so(
+    pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, tmp_path: Path
+) -> None:
+    adapter = f"harbour={make_adapter(tmp_path / 'adapter', tiny_model_dir)}"
+    adapted = record("adapted", tiny_model_dir, "--adapter", adapter)
+    both = ("--reference-model", tiny_model_dir, "--candidate-model", tiny_model_dir, "--candidate-adapter", adapter)
+    arguments = (
+        "release",
+        "review",
+        fp32,
+        adapted,
+        *both,
+        "--intentional",
+        "adapters=trained on logbooks",
+        "-o",
+        "json",
+    )
+    judged = pratique(*arguments)
+    assert judged.code == 5, judged.err
+    value = json.loads(judged.out)
+    assert [difference["part"] for difference in value["differences"]] == ["adapters"]
+    assert "adapters[harbour]" in {field["path"] for field in value["differences"][0]["fields"]}
+    figures = {test["kind"]: test["measurements"] for test in value["review"]["tests"]}
+    # As far as the adapter really goes, and not an inch further.
+    limits = [
+        f"LogitComparison.{name}Max={figures['LogitComparison'][name]}" for name in ("klMean", "klP99", "logprobDelta")
+    ]
+    limits += [
+        f"LogitComparison.{name}Min={figures['LogitComparison'][name]}" for name in ("top1Agreement", "top10Agreement")
+    ]
+    limits += [
+        f"SemanticParity.{name}Min={figures['SemanticParity'][name]}" for name in ("exactMatchRate", "tokenAgreement")
+    ]
+    limits += [f"SemanticParity.clearDivergenceRateMax={figures['SemanticParity']['clearDivergenceRate']}"]
+    accepted = pratique(*arguments, *(item for limit in limits for item in ("--limit", limit)))
+    assert accepted.code == 0, accepted.out
 
 
 def as_of_an_older_build(file: Path, target: Path, *, ids_added: int) -> Path:
@@ -151,6 +191,7 @@ async def test_a_changed_scheduler_flag_is_measured_on_two_served_releases(tiny_
 
 
 @pytest.mark.req("R116", "R123")
+@pytest.mark.timeout(120)
 def test_the_load_driver_measures_a_real_server(tiny_model_dir: Path) -> None:
     tenants = (Tenant(name="light", rate=6.0), Tenant(name="heavy", rate=3.0, prompt_words=(40, 60)))
     with serving(make_spec(tiny_model_dir)) as (running, _):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from pratique_server.review.capture import fit_in_memory
 from pratique_server.review.logits import describe_logits, measure_logits, percentile
 from tests.support.answers import make_answer
 
@@ -49,3 +50,11 @@ def test_what_is_no_number_is_counted_and_spoils_no_mean() -> None:
 @pytest.mark.parametrize(("share", "value"), [(0.99, 99), (0.5, 50), (1.0, 100), (0.001, 1)])
 def test_a_percentile_is_a_value_that_was_seen(share: float, value: int) -> None:
     assert percentile([float(n) for n in range(100, 0, -1)], share) == value
+
+
+def test_as_many_answers_are_scored_as_fit_in_memory_and_at_least_one() -> None:
+    answers = [make_answer(str(number)) for number in range(5)]  # four ids each
+    row = 4 * 100
+    assert [len(fit_in_memory(answers, vocab_size=100, bytes_max=row * ids)) for ids in (1, 4, 8, 11, 12, 99)] == [
+        1, 1, 2, 2, 3, 5,
+    ]  # fmt: skip
