@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from lzma import LZMAError
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from pratique_server.fetch.errors import CorruptError, DiskFullError, FetchError
 from pratique_server.fetch.progress import size_text
@@ -28,12 +28,34 @@ _CHUNK_BYTES: Final = 1024 * 1024
 _WHITEOUT: Final = ".wh."
 _OPAQUE: Final = ".wh..wh..opq"
 MEMBERS_MAX: Final = 1_000_000
+# Weights hardly compress, texts to a tenth; a bomb to a thousandth.
+UNPACKED_TIMES_MAX: Final = 50
+UNPACKED_SPARE_BYTES: Final = 64 * 1024 * 1024
+HEADER_BYTES_MAX: Final = 1024 * 1024
 # What tells a model's (or adapter's) folder, beside its weights, and a tokenizer's.
 _MODEL_MARKERS: Final = frozenset({"config.json", "adapter_config.json"})
 _TOKENIZER_MARKERS: Final = frozenset(
     {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt"}
 )
 _CANDIDATE_SUFFIXES: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt", ".codes", ".py")
+
+
+class _PlainTarInfo(tarfile.TarInfo):
+    """Refuses members whose header would be read into memory whatever its size, and files with holes, whose map would be."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type == tarfile.GNUTYPE_SPARSE or (self.type in _EXTENDING and self.size > HEADER_BYTES_MAX):
+            raise tarfile.ReadError(f"a header of {self.size} bytes, or a file with holes")
+        return cast("tarfile.TarInfo", super()._proc_member(tar))  # type: ignore[misc]  # the library's own place for it
+
+
+_EXTENDING: Final = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 
 def extract(archive: Path, target: Path, *, room: Callable[[], int], on_bytes: Callable[[int], None]) -> dict[str, str]:
@@ -44,10 +66,15 @@ def extract(archive: Path, target: Path, *, room: Callable[[], int], on_bytes: C
     left_out: dict[str, str] = {}
     try:
         # Reading as a stream: nothing is sought for, and no index of millions of members is kept.
-        with tarfile.open(archive, mode="r|*") as tar:
+        bytes_max = UNPACKED_SPARE_BYTES + UNPACKED_TIMES_MAX * archive.stat().st_size
+        with tarfile.open(archive, mode="r|*", tarinfo=_PlainTarInfo) as tar:
             for count, member in enumerate(tar):
-                if count >= MEMBERS_MAX:
-                    raise FetchError(f"The archive has more than {MEMBERS_MAX} members")
+                # Also what is passed over has to be decompressed, and nobody could stop it meanwhile.
+                bytes_max -= member.size
+                if count >= MEMBERS_MAX or bytes_max < 0:
+                    raise FetchError(
+                        f"The archive has more than {MEMBERS_MAX} members, or more than {UNPACKED_TIMES_MAX} times its own bytes"
+                    )
                 why = _extract_member(tar, member, target, room=room, on_bytes=on_bytes)
                 if why is not None:
                     left_out[member.name[:200]] = why

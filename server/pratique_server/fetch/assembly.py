@@ -9,7 +9,7 @@ from typing import Final
 import httpx
 
 from pratique_server.fetch.archive import extract, settle
-from pratique_server.fetch.errors import DiskFullError
+from pratique_server.fetch.errors import DiskFullError, FetchError
 from pratique_server.fetch.hashing import hash_file
 from pratique_server.fetch.lock import FolderLock
 from pratique_server.fetch.progress import Progress, size_text
@@ -53,6 +53,8 @@ class Assembly:
         ]
         archives = sorted((item for item in fetched if item.file.archive), key=lambda item: item.file.path)
         unpacked, left_out = self._unpack(archives)
+        if both := {entry.path for entry in unpacked} & {entry.path for entry in plain}:
+            raise FetchError(f"{target.name} holds {shown(sorted(both))} twice: in an archive and as a file of its own")
         new = {entry.path: entry for entry in (*unpacked, *plain)}
         store.drop_others(set(new))
         every = {**have, **new}

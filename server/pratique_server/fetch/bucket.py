@@ -110,11 +110,12 @@ class BucketRemote:
     def _list_objects(self) -> dict[str, tuple[str, int]]:
         """Key and size of every object, by its name below the prefix."""
         found: dict[str, tuple[str, int]] = {}
-        for entry in self._client.list_objects(self._source.bucket, prefix=self._source.prefix, recursive=True):
+        entries = self._client.list_objects(self._source.bucket, prefix=self._source.prefix, recursive=True)
+        for count, entry in enumerate(entries):  # every one counts, also those that are no files
             name = (entry.object_name or "").removeprefix(self._source.prefix)
             if name and not name.endswith("/"):
                 found[name] = (entry.object_name or "", entry.size or 0)
-            if len(found) > OBJECTS_MAX:
+            if count >= OBJECTS_MAX:
                 raise FetchError(f"{self._name()} holds more than {OBJECTS_MAX} objects: name the model's own prefix")
         return found
 

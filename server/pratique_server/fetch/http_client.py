@@ -23,6 +23,7 @@ from pratique_server.fetch.errors import (
     TruncatedError,
     UnauthorizedError,
 )
+from pratique_server.fetch.numbers import whole_number
 from pratique_server.fetch.secrets import Credentials, clean_url
 
 CONNECT_SECONDS: Final = 15.0
@@ -107,16 +108,16 @@ def explain_status(
 def retry_after(headers: "httpx.Headers | dict[str, str]", now: datetime) -> float | None:
     """Seconds until the peer wants to be asked again: Retry-After as seconds or date, else the hub's RateLimit header."""
     value = (headers.get("retry-after") or "").strip()
-    if value.isdigit():
-        return float(value)
+    if (seconds := whole_number(value)) is not None:
+        return float(seconds)
     if value:
         try:
             return max(0.0, (email.utils.parsedate_to_datetime(value) - now).total_seconds())
         except (ValueError, TypeError):
             return None
     for field in (headers.get("ratelimit") or "").split(";"):
-        name, _, seconds = field.strip().partition("=")
-        if name == "t" and seconds.isdigit():
+        name, _, left = field.strip().partition("=")
+        if name == "t" and (seconds := whole_number(left)) is not None:
             return float(seconds)
     return None
 

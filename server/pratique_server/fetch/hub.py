@@ -6,6 +6,7 @@ addresses. The listing carries a digest for every file: sha256 for large ones, g
 
 import os
 import ssl
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import httpx
@@ -31,6 +32,7 @@ from pratique_server.fetch.selection import Wanted, require_usable, select
 from pratique_server.fetch.uris import HubSource
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+ENTRIES_MAX: Final = 100_000
 COMMIT_HEADER: Final = "x-repo-commit"
 # Asked by the library itself again and again, without a word and for as long as Retry-After says: we do that, and say so.
 _RETRIED_BY_LIBRARY: Final = (408, 429, 500, 502, 503, 504)
@@ -61,7 +63,7 @@ class HubRemote:
             if self._commit is None:
                 self._commit = self._api.model_info(self._source.repository, revision=self._source.revision).sha
             entries = self._api.list_repo_tree(self._source.repository, revision=self._commit, recursive=True)
-            found = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+            found = {entry.path: entry for entry in self._bounded(entries) if isinstance(entry, RepoFile)}
         except (HfHubHTTPError, OSError, HFValidationError) as error:
             raise self._explain(error) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -75,6 +77,13 @@ class HubRemote:
             left_out=selection.left_out,
             revision=self._commit,
         )
+
+    def _bounded(self, entries: Iterable[Any]) -> Iterator[Any]:
+        """A listing comes page by page, and whoever sends it says whether there is one more."""
+        for count, entry in enumerate(entries):
+            if count >= ENTRIES_MAX:
+                raise FetchError(f"{self._name()} holds more than {ENTRIES_MAX} files and folders")
+            yield entry
 
     def locate(self, file: RemoteFile) -> Request:
         url = hf_hub_url(self._source.repository, file.key, revision=self._commit, endpoint=self._endpoint)

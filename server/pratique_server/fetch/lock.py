@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_server.fetch.halt import Halt
+from pratique_server.fetch.numbers import whole_number
 
 _RELEASED: Final = "released"
 IN_POD: Final = "KUBERNETES_SERVICE_HOST"
@@ -168,14 +170,14 @@ class FolderLock:
             with self._path(number).open("rb") as file:
                 value = json.loads(file.read(_HOLDER_BYTES_MAX))
             return Holder(number, str(value["beat"]), str(value["name"]), str(value["line"]), dict(value["process"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *JSON_ERRORS, KeyError, TypeError):
             # Just created, or its holder died between two system calls: counts as alive until it has been silent long enough.
             return Holder(number, "", "another pod", "", {})
 
     def _newest(self) -> int:
         """The highest number there is; 0 when there is none."""
-        numbers = [int(entry.name) for entry in os.scandir(self._folder) if entry.name.isdigit()]
-        return max(numbers, default=0)
+        numbers = (whole_number(entry.name) for entry in os.scandir(self._folder))
+        return max((number for number in numbers if number is not None), default=0)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08d}"

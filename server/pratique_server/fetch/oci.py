@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from pratique_contract.canonical import digest_bytes, is_digest
+from pratique_contract.canonical import JSON_ERRORS, digest_bytes, is_digest
 from pratique_server.fetch.errors import CorruptError, FetchError
 from pratique_server.fetch.hashing import Checksum
 from pratique_server.fetch.http_client import explain_transport, raise_for_status
@@ -162,15 +162,21 @@ class RegistryAuth(httpx.Auth):
         parameters = {"scope": scope, **({"service": fields["service"]} if "service" in fields else {})}
         headers = {"Authorization": self._basic} if self._basic is not None else {}
         try:
-            # auth=None alone would take this very object along from the client's defaults.
-            response = self._client.get(realm, params=parameters, headers=headers, follow_redirects=False)
+            with self._client.stream(
+                "GET", realm, params=parameters, headers=headers, follow_redirects=False
+            ) as response:
+                raise_for_status(response, f"a token for {self._source.repository}")
+                content = b""
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if len(content) > MANIFEST_BYTES_MAX:
+                        raise FetchError(f"The token service of {self._source.registry} sends more than any token has")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise explain_transport(error, realm) from error
-        raise_for_status(response, f"a token for {self._source.repository}")
         try:
-            answer = response.json()
+            answer = json.loads(content)
             token = answer.get("token") or answer.get("access_token")
-        except (ValueError, AttributeError) as error:
+        except (*JSON_ERRORS, AttributeError) as error:
             raise FetchError(f"The token service of {self._source.registry} does not answer with a token") from error
         if not isinstance(token, str) or not token:
             raise FetchError(f"The token service of {self._source.registry} does not answer with a token")
@@ -183,9 +189,15 @@ def _media_type(manifest: dict[str, Any]) -> str:
 
 def _choose_manifest(index: dict[str, Any], name: str) -> str:
     """The only manifest of an index, or the one for this machine."""
-    entries = [entry for entry in index.get("manifests") or [] if isinstance(entry, dict)]
+    listed = index.get("manifests")
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
     machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
-    fitting = [e for e in entries if (e.get("platform") or {}).get("architecture") == machine]
+    platforms = [entry.get("platform") for entry in entries]
+    fitting = [
+        entry
+        for entry, found in zip(entries, platforms, strict=True)
+        if isinstance(found, dict) and found.get("architecture") == machine
+    ]
     chosen = entries if len(entries) == 1 else fitting
     digest = chosen[0].get("digest") if chosen else None
     if not isinstance(digest, str) or not is_digest(digest):
@@ -201,6 +213,8 @@ def _file(layer: Any, index: int, name: str) -> RemoteFile | None:
     if not isinstance(digest, str) or not is_digest(digest) or not isinstance(size, int) or size < 0:
         raise FetchError(f"Layer {index} of {name} has no sha256 digest or no size")
     annotations = layer.get("annotations") or {}
+    if not isinstance(annotations, dict):
+        raise FetchError(f"Layer {index} of {name} has annotations that are no object")
     media_type = str(layer.get("mediaType", ""))
     title = annotations.get(TITLE_ANNOTATION)
     path = title if title is not None else annotations.get(MODELPACK_ANNOTATION)

@@ -16,12 +16,13 @@ import httpx
 from pratique_server.fetch.errors import CorruptError, FetchError, StalledError, TruncatedError
 from pratique_server.fetch.halt import Halt
 from pratique_server.fetch.http_client import explain_transport, raise_for_status
+from pratique_server.fetch.numbers import whole_number
 from pratique_server.fetch.parts import Part
 from pratique_server.fetch.progress import Progress
 from pratique_server.fetch.remote import Remote, RemoteFile
 from pratique_server.fetch.retry import StallRule, StallWatch
 
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
 
 
 @dataclass
@@ -123,9 +124,9 @@ class PartReader:
 
 
 def _check_length(job: Job, response: httpx.Response) -> None:
-    length = response.headers.get("content-length", "")
-    if job.file.size is not None and length.isdigit() and int(length) != job.file.size:
-        raise _other_size(job, int(length))
+    length = whole_number(response.headers.get("content-length", ""))
+    if length is not None and job.file.size is not None and length != job.file.size:
+        raise _other_size(job, length)
 
 
 def _other_size(job: Job, size: int) -> FetchError:

@@ -4,6 +4,7 @@ Credentials are one file for each key of a Secret. What is cleaned: the values t
 and the query (that is where presigned URLs carry their signature).
 """
 
+import base64
 import logging
 import re
 import traceback
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, quote_plus, urlsplit
 
 from pratique_server.fetch.errors import FetchError
 
@@ -20,6 +21,7 @@ _SECRET_BYTES_MAX: Final = 64 * 1024
 # A shorter value would take ordinary words out of sentences.
 _SECRET_LENGTH_MIN: Final = 4
 HIDDEN: Final = "***"
+CUT: Final = "…"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,11 @@ class Credentials:
     ca_path: Path | None = None
 
     def secret_values(self) -> tuple[str, ...]:
-        values = (self.token, self.password, self.secret_access_key, self.session_token)
-        return tuple(value for value in values if value)
+        """Every form in which one goes over the wire, and so may come back in somebody's error message."""
+        values = [value for value in (self.token, self.password, self.secret_access_key, self.session_token) if value]
+        if self.username is not None:
+            values.append(base64.b64encode(f"{self.username}:{self.password or ''}".encode()).decode())
+        return tuple(dict.fromkeys([*values, *map(quote_plus, values), *(quote(value, safe="") for value in values)]))
 
 
 def read_credentials(folder: str | None) -> Credentials:
@@ -98,6 +103,9 @@ class Redactor(logging.Filter):
     def clean(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
+            if CUT in text:  # a long text was cut, perhaps in the middle of it
+                for length in range(len(secret) - 1, _SECRET_LENGTH_MIN, -1):
+                    text = text.replace(f"{secret[:length]}{CUT}", f"{HIDDEN}{CUT}")
         return _URL.sub(lambda match: clean_url(match[0]), text)
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -82,9 +82,11 @@ def is_pickle(name: str) -> bool:
 
 def is_safe(name: str) -> bool:
     """Whether a name stays inside the folder and hides nothing."""
+    # First, for what is no text at all: the name of a tar member may be any bytes.
+    if not name.isprintable() or "\\" in name:
+        return False
     parts = name.split("/")
-    plain = all(part and not part.startswith(".") and len(part.encode()) <= _NAME_LENGTH_MAX for part in parts)
-    return plain and "\\" not in name and name.isprintable()
+    return all(part and not part.startswith(".") and len(part.encode()) <= _NAME_LENGTH_MAX for part in parts)
 
 
 def shown(names: Iterable[str]) -> str:

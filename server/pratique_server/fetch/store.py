@@ -73,6 +73,8 @@ class Store:
 
     def require_ours(self) -> None:
         """Refuse to fetch into a folder that holds something else. An empty one is welcome: a kubelet may have made it."""
+        if self.path.is_symlink():
+            raise FetchError(f"{self.path} is a link, and a fetch replaces folders as a whole; name the folder itself")
         if not self.path.exists() or self.read_receipt() is not None:
             return
         if not self.path.is_dir() or any(self.path.iterdir()):
@@ -92,7 +94,14 @@ class Store:
         return path
 
     def open_partial(self) -> None:
+        """The folder to work in, without a link in it: the volume is shared, and a link leads our writes and removals elsewhere."""
+        if self.partial.is_symlink():
+            self.partial.unlink()
         self.partial.mkdir(parents=True, exist_ok=True)
+        for root, folders, names in os.walk(self.partial):
+            for name in (*names, *folders):
+                if (path := Path(root) / name).is_symlink():
+                    path.unlink()
 
     def set_aside(self, keep: tuple[ReceiptFile, ...]) -> None:
         """Take the final name from the finished folder and make it the start of the next one; only ``keep`` stays."""

@@ -7,6 +7,7 @@ import httpx
 from pratique_server.fetch.errors import FetchError
 from pratique_server.fetch.hashing import Checksum
 from pratique_server.fetch.http_client import explain_transport, raise_for_status
+from pratique_server.fetch.numbers import whole_number
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
 from pratique_server.fetch.secrets import Credentials, clean_url
 from pratique_server.fetch.uris import WebSource
@@ -57,4 +58,4 @@ class WebRemote:
                     size = response.headers.get("content-length", "")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise explain_transport(error, url) from error
-        return int(size) if size.isdigit() else None
+        return whole_number(size)

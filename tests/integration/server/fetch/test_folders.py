@@ -165,6 +165,28 @@ def test_a_link_in_the_partial_folder_is_not_followed(place: Place, tmp_path: Pa
     assert same_content(place.path, place.origin)
 
 
+def test_links_that_another_tenant_of_the_volume_planted_lead_nowhere(place: Place, tmp_path: Path) -> None:
+    """Whoever shares the cache volume can put a link where a folder of ours is to be: we would write, and remove, elsewhere."""
+    outside = tmp_path / "outside"
+    (outside / "additional_chat_templates").mkdir(parents=True)
+    (outside / "mine.json").write_text("mine")
+    before = sorted(path.name for path in outside.rglob("*"))
+    place.partial.parent.mkdir(parents=True)
+    place.partial.symlink_to(outside)
+    fetch(place.target(), place.settings())
+    assert same_content(place.path, place.origin)
+    shutil.rmtree(place.path)
+    (place.partial / ".state").parent.mkdir()
+    (place.partial / ".state").symlink_to(outside)
+    fetch(place.target(), place.settings())
+    assert same_content(place.path, place.origin)
+    assert sorted(path.name for path in outside.rglob("*")) == before
+    shutil.rmtree(place.path)
+    place.path.symlink_to(outside)
+    assert "is a link" in failure(place.target(), place.settings()).message
+    assert sorted(path.name for path in outside.rglob("*")) == before
+
+
 @pytest.mark.parametrize("form", ["bytes", "json"])
 def test_a_source_that_is_not_the_approved_release_is_corrupt(place: Place, form: str) -> None:
     """LLMKube#1767: another model behind the same status. Also where the folder is there already, and without fetching it again."""

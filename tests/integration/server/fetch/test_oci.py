@@ -61,6 +61,14 @@ def test_files_and_archives_of_one_artifact_come_together(registry: Registry, pa
     assert names_in(path) == {*FILES, "chat_template.jinja"}
 
 
+def test_a_file_that_is_in_an_archive_too_is_refused(registry: Registry, path: Path) -> None:
+    """One of them would lie in the folder, and the receipt would have the other's digest."""
+    packed = {f"m/{name}": content for name, content in FILES.items()}
+    digest = registry.push(image_layer(packed), file_layer("config.json", b'{"model_type": "other"}'))
+    assert "holds config.json twice" in failure(make_target(registry, digest, path), make_settings()).message
+    assert not path.exists()
+
+
 def test_an_artifact_of_pickles_only_says_so(registry: Registry, path: Path) -> None:
     digest = registry.push(file_layer("config.json", b"{}"), file_layer("pytorch_model.bin", b"pickle"))
     assert "pytorch_model.bin" in failure(make_target(registry, digest, path), make_settings()).message

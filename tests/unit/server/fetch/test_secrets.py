@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pratique_server.fetch.errors import FetchError
-from pratique_server.fetch.secrets import Redactor, clean_url, read_credentials
+from pratique_server.fetch.secrets import Credentials, Redactor, clean_url, read_credentials
 
 
 def test_reads_one_file_for_each_key_without_its_line_feed(tmp_path: Path) -> None:
@@ -16,6 +16,15 @@ def test_reads_one_file_for_each_key_without_its_line_feed(tmp_path: Path) -> No
     assert (credentials.token, credentials.access_key_id, credentials.username) == ("hf_x", "A", "u")
     assert credentials.password is None
     assert credentials.ca_path is None
+
+
+def test_a_secret_is_found_in_every_form_in_which_a_peer_may_give_it_back() -> None:
+    """Servers repeat what they refuse, and what they say is cut before it is shown."""
+    credentials = Credentials(token="hf_a/very+secret", username="me", password="pa55word")
+    redactor = Redactor(credentials.secret_values())
+    for said in ("hf_a/very+secret", "hf_a%2Fvery%2Bsecret", "Basic bWU6cGE1NXdvcmQ=", "no such token hf_a/very+se…"):
+        assert not any(part in redactor.clean(said) for part in ("hf_a", "bWU6", "very"))
+    assert redactor.clean("hf_…") == "hf_…"
 
 
 @pytest.mark.parametrize(
