@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pratique_operator.config import OperatorConfig
+from pratique_operator.errors import SignatureInvalidError
+from pratique_operator.references import Reference, References
+from pratique_operator.signatures import check_signature
+from pratique_operator.types import parse_spec
 from tests.support.releases import make_record
 from tests.unit.cli.conftest import Run
 
@@ -109,3 +114,26 @@ def test_wrong_files_get_a_sentence(pratique: Run, record_file: Path, key: Path)
     for arguments, sentence in cases.items():
         result = pratique("release", *arguments)
         assert (result.code, sentence in result.err) == (3, True), result
+
+
+def test_the_operator_accepts_what_the_command_line_signs_and_nothing_else(
+    pratique: Run, record_file: Path, key: Path
+) -> None:
+    """Two programs and one format: the ConfigMap as it is applied, and the public key as it was made."""
+    made = pratique("release", "sign", record_file, "--key", key, "-o", "configmap", "--name", "tiny-release")
+    config_map = yaml.safe_load(made.out)
+    named = {"recordRef": {"name": "tiny-release"}, "signature": {"configMapKeyRef": {"name": "keys", "key": "pub"}}}
+    release = {"fingerprint": make_record().fingerprint, **named}
+    spec = parse_spec({"model": {"uri": "file:///models/tiny"}, "release": release})
+
+    def check() -> None:
+        objects = {
+            Reference("ConfigMap", "tiny-release"): config_map,
+            Reference("ConfigMap", "keys"): {"data": {"pub": public(key).read_text()}},
+        }
+        check_signature(spec, References(objects), OperatorConfig(server_image="a/b:1", allow_file_sources=True))
+
+    check()
+    config_map["data"]["record.json"] += "\n"
+    with pytest.raises(SignatureInvalidError):
+        check()
