@@ -46,9 +46,9 @@ class Adapter:
     files: list[LoadedFile]
 
     def describe(self) -> LoadedAdapter:
-        return LoadedAdapter(
-            name=self.source.name, mode=self.source.mode, files=self.files, lineage=self.config.lineage()
-        )
+        modules = {_module_of(name) for name in self.tensors if not name.endswith(_BASE)}
+        lineage = {**self.config.lineage(), **self.config.decided_by_order(modules)}
+        return LoadedAdapter(name=self.source.name, mode=self.source.mode, files=self.files, lineage=lineage)
 
 
 def check_declared(adapters: Sequence[AdapterSource], *, engine: str) -> None:

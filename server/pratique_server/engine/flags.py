@@ -5,6 +5,7 @@ the values the engine uses. ``args`` are flags of one engine as ``--name=value``
 ``KNOWN_ARGS`` with the values it may have.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -19,6 +20,13 @@ from pratique_server.engine.quantization import normalize_config
 KNOWN_ARGS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Torch": {"packed-check": ("refuse", "one-sequence")},
     "Naive": {},
+}
+# With the values that change nothing.
+_NUMBER_FORMAT_VARIABLES: Final[dict[str, tuple[str, ...]]] = {
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("", "STRICT"),
+    "DNNL_DEFAULT_FPMATH_MODE": ("", "STRICT"),
+    "NVIDIA_TF32_OVERRIDE": ("", "0"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": ("", "0"),
 }
 DEFAULT_TOKENS_PER_SEQUENCE: Final = 1024
 
@@ -49,6 +57,14 @@ def normalize_flags(
     del value["name"], value["imageDigest"]  # both belong to the manifest's engine part
     value["args"] = parse_args(engine)
     return value
+
+
+def read_number_format(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Variables that let the libraries compute in a coarser number format than the release declares: flags of the engine, whoever set
+    them. Nothing where none is set to more than nothing."""
+    values = {name: environment.get(name, "").strip().upper() for name in _NUMBER_FORMAT_VARIABLES}
+    found = {name: value for name, value in values.items() if value not in _NUMBER_FORMAT_VARIABLES[name]}
+    return {"environment": found} if found else {}
 
 
 def parse_args(engine: EngineSpec) -> dict[str, str]:

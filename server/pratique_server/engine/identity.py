@@ -6,6 +6,7 @@ shows.
 
 import functools
 import hashlib
+import os
 import platform
 from importlib import metadata
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from pratique_contract import ServingSpec
-from pratique_server.engine.flags import normalize_flags
+from pratique_server.engine.flags import normalize_flags, read_number_format
 from pratique_server.engine.host import kernel_facts, topology_facts
 from pratique_server.engine.loader import LoadedModel
 from pratique_server.engine.protocol import EngineIdentity
@@ -78,7 +79,10 @@ def make_identity(spec: ServingSpec, loaded: LoadedModel, *, device: str, facts:
         kept_tensors=loaded.quantization.kept,
         vocab_size=loaded.vocab_size,
         context_limit=loaded.context_limit,
-        flags=normalize_flags(spec.engine, context_limit=loaded.context_limit, dtype=loaded.dtype),
+        flags={
+            **normalize_flags(spec.engine, context_limit=loaded.context_limit, dtype=loaded.dtype),
+            **read_number_format(os.environ),
+        },
         device_class=device_class(device),
         runtime_facts={
             "device": device,

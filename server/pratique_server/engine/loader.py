@@ -9,6 +9,7 @@ Python files run only when the release names that (``trust_remote_code``).
 
 import json
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ from pratique_server.engine.adapters import merge_adapters
 from pratique_server.engine.architecture import CONFIG_FILE, Architecture, choose_architecture
 from pratique_server.engine.protocol import LoadedAdapter, LoadedFile, LoadError
 from pratique_server.engine.quantization import AppliedQuantization, apply_quantization
-from pratique_server.engine.remote_code import read_remote_code
+from pratique_server.engine.remote_code import read_data_files, read_remote_code
 from pratique_server.engine.weights import ReadingFacts, listed, read_bytes, read_weights
 from pratique_server.release.files import CONFIG_OMITTED, JSON_ERRORS, hash_json_bytes
 
@@ -69,8 +70,10 @@ def load_model(
     folder = Path(source.path)
     if not folder.is_dir():
         raise LoadError(f"The model folder {folder} does not exist or is not a folder.")
-    values, config_entry = read_config(folder)
     code = read_remote_code(folder) if source.trust_remote_code else None
+    # The folder's own code may read any field, and any file that lies beside it.
+    values, config_entry = read_config(folder, omitted=CONFIG_OMITTED if code is None else ())
+    data = [] if code is None else read_data_files(folder)
     architecture = choose_architecture(values, code)
     weights = read_weights(folder)
     _refuse_other_contents(folder, weights.tensors)
@@ -88,7 +91,9 @@ def load_model(
         dtype=chosen,
         vocab_size=_vocab_size(model),
         context_limit=_context_limit(architecture.config),
-        files=sorted([config_entry, *weights.files, *(code.files if code else [])], key=lambda entry: entry.path),
+        files=sorted(
+            [config_entry, *weights.files, *(code.files if code else []), *data], key=lambda entry: entry.path
+        ),
         tensors=names,
         adapters=adapters,
         quantization=applied,
@@ -96,7 +101,7 @@ def load_model(
     )
 
 
-def read_config(folder: Path) -> tuple[dict[str, Any], LoadedFile]:
+def read_config(folder: Path, *, omitted: Iterable[str] = CONFIG_OMITTED) -> tuple[dict[str, Any], LoadedFile]:
     content = read_bytes(folder / CONFIG_FILE)
     try:
         values = json.loads(content)
@@ -105,7 +110,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], LoadedFile]:
     if not isinstance(values, dict):
         raise LoadError(f"{CONFIG_FILE} must hold one JSON object.")
     _refuse_quantized(folder, values)
-    return values, hash_json_bytes(CONFIG_FILE, content, CONFIG_OMITTED)
+    return values, hash_json_bytes(CONFIG_FILE, content, omitted)
 
 
 def _refuse_quantized(folder: Path, values: dict[str, Any]) -> None:

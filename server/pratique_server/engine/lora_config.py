@@ -7,6 +7,7 @@ nobody has thought of yet: an unknown field that holds more than nothing is refu
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -86,6 +87,20 @@ class LoraConfig:
             "targets": self.targets if isinstance(self.targets, str) else ",".join(sorted(self.targets)),
         }
         return {name: value for name, value in known.items() if value is not None}
+
+    def decided_by_order(self, modules: Iterable[str]) -> dict[str, str]:
+        """The patterns of which a module meets two that say different things: the first in the file's order counts, which a digest of the
+        file's value does not tell. For the manifest, beside ``lineage``."""
+        patterns: dict[str, dict[str, Any]] = {
+            "rankPattern": {**self.rank_pattern},
+            "alphaPattern": {**self.alpha_pattern},
+        }
+        modules = list(modules)
+        return {
+            name: json.dumps(list(values.items()))
+            for name, values in patterns.items()
+            if any(len({v for pattern, v in values.items() if _is_pattern_of(pattern, m)}) > 1 for m in modules)
+        }
 
     def check_base(self, uri: str, revision: str | None) -> None:
         """Raise when the adapter was provably trained on another model than the one that is served."""

@@ -1,26 +1,41 @@
 """Run the Python files that lie in a model's folder, only when the release asks for it, and exactly those that were hashed.
 
 Every ``.py`` file of the folder is read once, hashed, and executed from that memory: nothing is written, nothing is read again, no
-cache in a home directory decides. Relative imports see these files and no others. What they import from installed packages
-is not part of the manifest's ``model``; what they do, they do with the engine process's rights.
+cache in a home directory decides. Relative imports see these files and no others. The folder's other files are hashed as well, since the
+code may read them. What they import from installed packages is not part of the manifest's ``model``; what they do, they do with the
+engine process's rights.
 """
 
 import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+import msgspec
+
 from pratique_server.engine.protocol import LoadedFile, LoadError
-from pratique_server.release.files import hash_bytes
+from pratique_server.engine.weights import INDEX_FILE, SINGLE_FILE, read_bytes
+from pratique_server.release.files import (
+    JSON_ERRORS,
+    TOKENIZER_BYTE_FILES,
+    TOKENIZER_JSON_FILES,
+    hash_bytes,
+    hash_bytes_file,
+)
 
 _PACKAGE_PREFIX: Final = "pratique_model_code_"
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 FILES_MAX: Final = 256
+DATA_FILES_MAX: Final = 1024
+_ELSEWHERE_IN_MANIFEST: Final = frozenset(
+    {"config.json", "generation_config.json", "chat_template.jinja", SINGLE_FILE, INDEX_FILE}
+)
 
 
 class RemoteCode:
@@ -98,12 +113,49 @@ class _MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return self.source_to_code(self._sources[fullname], self._paths.get(fullname, fullname))
 
 
+def read_data_files(folder: Path) -> list[LoadedFile]:
+    """Entries for whatever else the code could read in its folder: hidden files aside, and what the manifest has anyway (the
+    configuration, the weights that are loaded, the tokenizer's files). Raises ``LoadError``."""
+    found: list[LoadedFile] = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file() or _is_passed_over(name) or name.endswith(".py") or _is_in_manifest(folder, name):
+            continue
+        if len(found) == DATA_FILES_MAX:
+            raise LoadError(
+                f"The model folder has more than {DATA_FILES_MAX} files beside its code; move them elsewhere."
+            )
+        try:
+            found.append(msgspec.structs.replace(hash_bytes_file(path), path=name))
+        except OSError as error:
+            raise LoadError(f"{name} cannot be read: {error.strerror or error}.") from error
+    return found
+
+
+def _is_in_manifest(folder: Path, name: str) -> bool:
+    if name in _ELSEWHERE_IN_MANIFEST or name in TOKENIZER_JSON_FILES or name in TOKENIZER_BYTE_FILES:
+        return True
+    # Of sharded weights only what the index names is loaded; another file may be read by nobody but the code.
+    return name.endswith(".safetensors") and (folder / INDEX_FILE).exists() and name in _shards(folder)
+
+
+def _shards(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(str(shard) for shard in json.loads(read_bytes(folder / INDEX_FILE))["weight_map"].values())
+    except (*JSON_ERRORS, KeyError, TypeError, AttributeError):
+        return frozenset()  # the index is refused when the weights are read
+
+
+def _is_passed_over(name: str) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
+
+
 def read_remote_code(folder: Path) -> RemoteCode:
     """Read every Python file of the folder (hidden folders and compiled leftovers aside); raises ``LoadError``."""
     sources: dict[str, bytes] = {}
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
-        if any(part.startswith(".") or part == "__pycache__" for part in name.split("/")):
+        if _is_passed_over(name):
             continue
         try:
             content = path.read_bytes()

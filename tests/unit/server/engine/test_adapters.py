@@ -76,6 +76,29 @@ def test_the_scale_is_the_files_own(tiny_model_dir: Path, tmp_path: Path, config
     assert torch.equal(merged[f"{Q0}.weight"], base[f"{Q0}.weight"] + delta(adapter, Q0, scale))
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("alpha_pattern", ("layers.0.self_attn.q_proj", 2), ("q_proj", 20)),
+        ("alpha_pattern", ("v_proj", 2), ("q_proj", 20)),
+        ("alpha_pattern", ("layers.0.self_attn.q_proj", 20), ("q_proj", 20)),
+    ],
+    ids=["decides", "different layers", "same value"],
+)
+def test_two_orders_that_merge_otherwise_are_two_releases(
+    tiny_model_dir: Path, tmp_path: Path, name: str, first: tuple[str, int], second: tuple[str, int]
+) -> None:
+    """The first pattern that fits counts, and a JSON value's digest does not know an order."""
+    loaded = [
+        load(tiny_model_dir, make_adapter(tmp_path / str(n) / "a", tiny_model_dir, **{name: dict(order)}))
+        for n, order in enumerate([(first, second), (second, first)])
+    ]
+    one, other = (entry.adapters[0] for entry in loaded)
+    assert one.files == other.files
+    same = torch.equal(*(weights(entry)[f"{Q0}.weight"] for entry in loaded))
+    assert (one.lineage == other.lineage) is same
+
+
 def test_only_the_layers_that_the_configuration_names_are_targets(tiny_model_dir: Path, tmp_path: Path) -> None:
     def drop_first_layer(matrices: Matrices) -> None:
         for name in [name for name in matrices if ".layers.0." in name]:

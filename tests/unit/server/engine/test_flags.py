@@ -6,7 +6,13 @@ import pytest
 
 from pratique_contract import ServingSpec
 from pratique_contract.serving import EngineSpec, KvCacheSpec, ModelSource, QuantizationSpec
-from pratique_server.engine.flags import check_supported, count_blocks, make_settings, normalize_flags
+from pratique_server.engine.flags import (
+    check_supported,
+    count_blocks,
+    make_settings,
+    normalize_flags,
+    read_number_format,
+)
 from pratique_server.engine.protocol import LoadError
 
 
@@ -34,6 +40,16 @@ def test_a_default_written_out_is_the_same_release() -> None:
     assert normalize_flags(EngineSpec(args=("--packed-check=refuse",), max_num_seqs=16)) == normalize_flags(
         EngineSpec()
     )
+
+
+def test_a_variable_that_coarsens_the_number_format_is_a_flag_and_no_other_is() -> None:
+    """DNNL_DEFAULT_FPMATH_MODE=BF16 is what guides for ARM servers recommend: FP32 in the manifest, BF16 in the sums."""
+    harmless = {"OMP_NUM_THREADS": "4", "ONEDNN_DEFAULT_FPMATH_MODE": "strict", "NVIDIA_TF32_OVERRIDE": "0"}
+    assert read_number_format(harmless) == {}
+    coarse = {**harmless, "DNNL_DEFAULT_FPMATH_MODE": " bf16", "NVIDIA_TF32_OVERRIDE": "1"}
+    assert read_number_format(coarse) == {
+        "environment": {"DNNL_DEFAULT_FPMATH_MODE": "BF16", "NVIDIA_TF32_OVERRIDE": "1"}
+    }
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,40 @@ def test_with_trust_the_folders_classes_compute_and_every_file_is_in_the_manifes
     assert torch.equal(loaded.model(input_ids=ids).logits, -plain)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("factors.json", '{"factor": 2}'), ("parts/table.txt", "2"), ("README.md", "# 2"), ("x.bin", "2")],
+)
+def test_a_file_that_the_code_may_read_is_in_the_manifest(folder: Path, name: str, content: str) -> None:
+    """Two folders with the same code and another data file answer otherwise under the same name."""
+    (folder / name).write_text("{}")
+    before = {entry.path: entry.sha256 for entry in load(folder).files}
+    (folder / name).write_text(content)
+    after = {entry.path: entry.sha256 for entry in load(folder).files}
+    assert {path for path in after if before.get(path) != after[path]} == {name}
+
+
+def test_a_field_that_the_code_may_read_is_in_the_manifest(folder: Path, tiny_model_dir: Path) -> None:
+    """Which fields of the configuration belong to other parts, or to nobody, is known of the library's classes only."""
+    entries = []
+    for version in ("5.0", "5.1"):
+        edit_config(folder, transformers_version=version)
+        entries.append(next(entry for entry in load(folder).files if entry.path == "config.json"))
+    assert entries[0].omitted == []
+    assert entries[0].sha256 != entries[1].sha256
+    plain = {entry.path: entry for entry in load_model(tiny_model_dir).files}
+    assert "transformers_version" in plain["config.json"].omitted
+
+
+def test_hidden_files_and_what_the_manifest_has_anyway_are_not_listed_twice(folder: Path) -> None:
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "x.json").write_text("{}")
+    (folder / "generation_config.json").write_text("{}")
+    assert {entry.path for entry in load(folder).files} == {
+        "config.json", "configuration_harbour.py", "model.safetensors", "modeling_harbour.py", "parts/scale.py",
+    }  # fmt: skip
+
+
 def test_the_engine_serves_it_and_proves_the_packing(folder: Path) -> None:
     engine = make_engine(folder, source=source(folder))
     assert engine.identity().runtime_facts["packedCheck"] == "passed"
