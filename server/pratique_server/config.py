@@ -50,6 +50,8 @@ class EngineLimits:
     restart_backoff_seconds: float = 1.0
     # A restart that held this long is forgiven.
     restart_window_seconds: float = 600.0
+    # After a gate that ran out of time: a slow host says nothing about the release, so it is tried again.
+    gate_again_seconds: float = 10.0
     # Under TrustFirst: how often a pod without a record looks for the one that was kept.
     recorded_poll_seconds: float = 2.0
 

@@ -33,7 +33,7 @@ CONFIRM_SHARE: Final = 0.1
 WHOLE_EVERY_ROUNDS: Final = 6
 STEP_SECONDS_MAX: Final = 120.0
 # What says that the pod could not be asked, not that it answered wrongly.
-_UNANSWERED: Final = frozenset({Reason.ENGINE_UNREACHABLE, Reason.PROBE_TIMEOUT})
+UNANSWERED: Final = frozenset({Reason.ENGINE_UNREACHABLE, Reason.PROBE_TIMEOUT})
 
 Step = Callable[[], Awaitable[object]]
 
@@ -91,7 +91,7 @@ class Reverifier:
             result = "unanswered"
             _log.warning("Could not re-verify: %s", error or type(error).__name__)
         except CheckFailedError as error:
-            result, failure = ("unanswered", None) if error.reason in _UNANSWERED else ("fail", error)
+            result, failure = ("unanswered", None) if error.reason in UNANSWERED else ("fail", error)
             _log.log(logging.ERROR if failure else logging.WARNING, "Re-verification failed: %s", error.message)
         self._counter.labels(result=result).inc()
         self._rounds += result == "pass"

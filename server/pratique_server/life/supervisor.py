@@ -126,17 +126,23 @@ class Supervisor:
         self._status.engine_up = False
 
     async def _run_gate(self, loaded: Loaded) -> None:
+        """Until there is a verdict on the release: running out of time is one on the host, and stands only until the next try."""
         try:
-            verdict = await self._keeper.verify(loaded)
+            while (verdict := await self._keeper.verify(loaded)).reason is Reason.PROBE_TIMEOUT:
+                self._tell(verdict)
+                await asyncio.sleep(self._limits.gate_again_seconds)
         except Exception as error:  # noqa: BLE001 - a pod without a verdict would wait for ever
             # Our own fault, and no verdict: the pod stays out, and says why.
             _log.exception("The gate could not be run")
             self._fail(Reason.STREAM_BROKEN, f"The gate could not be run: {error!r}")
             return
-        self._holder.set(verdict)
-        tell_verdict(verdict)
+        self._tell(verdict)
         if verdict.passed:
             await self._keeper.look_after(loaded)
+
+    def _tell(self, verdict: Verdict) -> None:
+        self._holder.set(verdict)
+        tell_verdict(verdict)
 
     async def _watch(self, engine: ServedEngine) -> str:
         """Read the engine's report again and again; return what is wrong once something is."""
@@ -180,8 +186,7 @@ class Supervisor:
             expected=self._spec.release.fingerprint,
             policy=self._spec.release.policy,
         )
-        self._holder.set(verdict)
-        tell_verdict(verdict)
+        self._tell(verdict)
 
 
 async def _for_ever() -> None:

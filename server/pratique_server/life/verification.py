@@ -25,7 +25,7 @@ from pratique_server.gate.record_file import RECORDED_PATH, FoundRecord, find_re
 from pratique_server.life.idle import IdleTime
 from pratique_server.life.loading import Loaded
 from pratique_server.life.recording import RecordDesk
-from pratique_server.life.reverification import Reverifier, Step
+from pratique_server.life.reverification import UNANSWERED, Reverifier, Step
 from pratique_server.metrics import Metrics
 
 # A prefill step of this many tokens is about as long as a few decode steps: nobody notices that it could not be cut.
@@ -99,6 +99,8 @@ class Verification:
             serving=serving,
         )
         verdict = await gate.run()
+        if serving and not verdict.passed and verdict.reason in UNANSWERED:
+            return verdict  # nothing was learned: what was proved before stands
         self._proved = gate.record if verdict.passed else None
         if self._proved is None:
             self._desk.open(loaded)  # what it may have made does not count
@@ -120,7 +122,10 @@ class Verification:
         if found.record == self._own:
             _log.info("The recorded release is the one this pod made fingerprint=%s", loaded.manifest.fingerprint)
             return
-        verdict = await self._prove(loaded, found, serving=True)
+        while (verdict := await self._prove(loaded, found, serving=True)).reason in UNANSWERED:
+            # Users keep it busy: that is no reason to take it from them.
+            _log.warning("Could not compare with the recorded release yet: %s", verdict.one_line())
+            await self._sleep(self._recorded_poll_seconds)
         if verdict.passed and not self._holder.current().passed:
             return  # re-verification has taken the pod out meanwhile, and this says nothing against that
         self._holder.set(verdict)

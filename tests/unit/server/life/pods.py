@@ -23,7 +23,9 @@ from pratique_server.engine.protocol import (
 from pratique_server.serve import ServingProcess
 from tests.unit.server.scripted import ScriptedEngine, Step, events_of, idle_stats
 
-QUICK = EngineLimits(poll_seconds=0.01, restart_backoff_seconds=0.01, restarts_max=2, recorded_poll_seconds=0.02)
+QUICK = EngineLimits(
+    poll_seconds=0.01, restart_backoff_seconds=0.01, restarts_max=2, recorded_poll_seconds=0.02, gate_again_seconds=0.02
+)
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}
 
 

@@ -12,12 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
+from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_server import probe
 from pratique_server.config import EngineLimits
 from pratique_server.engine.protocol import (
     EngineDeadError,
     EngineError,
 )
+from pratique_server.life.loading import Loaded
+from pratique_server.life.verification import Verification
 from pratique_server.text import Tokenizer
 from tests.unit.server.life.pods import pod
 from tests.unit.server.scripted import events_of, eventually
@@ -54,6 +57,25 @@ async def test_a_pod_whose_release_is_not_proved_stays_alive_and_refuses_traffic
         assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
         assert response.headers["retry-after"] == "5"
         assert it.engine.requests == []
+
+
+async def test_a_gate_that_ran_out_of_time_is_tried_again(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that was busy for a minute must not cost the pod its life: that it is slow says nothing about the release."""
+    verify, slow = Verification.verify, [True]
+    seen: list[Verdict] = []
+
+    async def slow_at_first(self: Verification, loaded: Loaded) -> Verdict:
+        if slow.pop() if slow else False:
+            return Verdict(result=VerdictResult.FAIL, reason=Reason.PROBE_TIMEOUT, message="no time")
+        seen.append(self._holder.current())
+        return await verify(self, loaded)
+
+    monkeypatch.setattr(Verification, "verify", slow_at_first)
+    async with pod(tiny_model_dir) as it:
+        await it.until("readyz", 200)
+        assert [(verdict.result, verdict.reason) for verdict in seen] == [(VerdictResult.FAIL, Reason.PROBE_TIMEOUT)]
 
 
 async def test_a_release_that_cannot_be_loaded_says_why_and_stays_up(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_contract.canonical import digest_bytes
 from pratique_contract.record import ReleaseRecord
 from pratique_server.engine.protocol import EngineIdentity, LoadedFile
+from pratique_server.life.verification import Verification
 from pratique_server.text import Tokenizer
 from tests.support.releases import make_digest, make_record
 from tests.unit.server.life.pods import LivingEngine, Pod, pod
@@ -119,6 +121,28 @@ async def test_a_pod_that_recorded_itself_is_held_against_the_record_that_was_ke
         await it.until("readyz", 503)
         verdict = await it.verdict()
         assert (verdict["result"], verdict["reason"]) == ("Fail", "ModelMismatch")
+
+
+async def test_a_pod_too_busy_to_be_compared_serves_on_until_it_can_be(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saturation never takes a pod out: only an answer that differs does."""
+    kept, recorded = (await _first_record(tiny_model_dir)).to_json(), tmp_path / "record.json"
+    prove, busy = Verification._prove, [Reason.PROBE_TIMEOUT, Reason.ENGINE_UNREACHABLE]
+
+    async def sometimes_busy(self: Verification, *arguments: Any, serving: bool = False) -> Verdict:
+        if serving and busy:
+            return Verdict(result=VerdictResult.FAIL, reason=busy.pop(0), message="no time")
+        return await prove(self, *arguments, serving=serving)
+
+    monkeypatch.setattr(Verification, "_prove", sometimes_busy)
+    async with pod(tiny_model_dir, recorded=recorded, engine=OtherWeights(events_of("ok"))) as it:
+        await it.until("readyz", 200)
+        recorded.write_text(kept)
+        await eventually(lambda: len(busy) == 1)
+        assert (await it.get("readyz"))[0] == 200
+        await it.until("readyz", 503)
+        assert (await it.verdict())["reason"] == "ModelMismatch"
 
 
 async def test_a_record_that_appears_broken_takes_the_pod_out(tiny_model_dir: Path, tmp_path: Path) -> None:
