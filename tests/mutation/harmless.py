@@ -300,8 +300,8 @@ def _engine_replaced(judged: "Judged") -> None:
     engine: Any = judged.process.engine
     epoch = judged.server.stats()["epoch"]
     os.kill(int(engine._core.process.pid), signal.SIGKILL)
-    wait_until(lambda: judged.server.probe("readyz")[0] == 503, seconds=10)
-    judged.server.wait_ready()
+    wait_until(lambda: judged.server.probe("readyz")[0] == 503, seconds=30)
+    judged.server.wait_ready(seconds=180)
     assert judged.server.stats()["epoch"] > epoch
 
 

@@ -1,16 +1,14 @@
 """The report of a run: ``mutation.json`` for programs, ``mutation.md`` for people. Rows come from the tests, conditions from here."""
 
 import json
-import os
-import platform
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from bench.conditions import describe_host
 from pratique_server.engine.identity import engine_build, library_versions
 
 Row = dict[str, Any]
@@ -33,10 +31,8 @@ def _conditions(seconds: float) -> dict[str, Any]:
         "commit": commit + (" with changes" if changed else ""),
         "engineBuild": engine_build(),
         "libraries": library_versions(),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "host": describe_host(),
         "model": "random Llama, 2 layers, hidden 64, context 2048, float32",
-        "finishedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "seconds": round(seconds),
     }
 
@@ -75,6 +71,7 @@ def _cleaned(row: Row) -> Row:
 
 def _as_markdown(summary: dict[str, Any]) -> str:
     counts, conditions, rows = summary["counts"], summary["conditions"], summary["rows"]
+    host = conditions["host"]
     libraries = ", ".join(f"{name} {version}" for name, version in conditions["libraries"].items())
     lines = [
         "# Mutation suite",
@@ -87,8 +84,11 @@ def _as_markdown(summary: dict[str, Any]) -> str:
             f"{counts['userRequestsBeforeTheVerdict']} users' requests answered meanwhile."
         ),
         f"* **{counts['harmlessRefused']} of {counts['harmless']}** harmless variations refused.",
-        f"* Commit {conditions['commit']}, {conditions['finishedAt']}, {conditions['seconds']} s on {conditions['machine']}.",
-        f"* {conditions['model']}; Python {conditions['python']}, {libraries}.",
+        (
+            f"* Commit {conditions['commit']}, {host['at']}; {conditions['seconds']} s on {host['processor']}, {host['cores']} cores "
+            f"(load {host['loadAverage']} at the end)."
+        ),
+        f"* {conditions['model']}; Python {host['python']}, {libraries}.",
         "",
     ]
     for part in counts["parts"]:

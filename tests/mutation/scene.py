@@ -130,10 +130,10 @@ class Knocker:
 
 
 def ask(client: httpx.Client, url: str, **fields: Any) -> int | None:
-    """One user's request: the status, or None when nobody listens."""
+    """One user's request: the status, or None when nobody listens or the port closes under it."""
     try:
         return client.post(f"{url}/v1/chat/completions", json={**QUESTION, **fields}).status_code
-    except httpx.ConnectError:
+    except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError):
         return None
 
 

@@ -13,6 +13,9 @@ from tests.mutation.limits import EQUIVALENT, LIMITS
 from tests.mutation.releases import Releases
 from tests.mutation.scene import Scene, judge
 
+# A whole process with its engine process: seconds on a quiet machine, a minute on one that is shared by many.
+START_SECONDS_MAX = 200.0
+
 CASES = [
     (kind, variation)
     for kind, variations in (("harmless", HARMLESS), ("equivalent", EQUIVALENT), ("limit", LIMITS))
@@ -25,6 +28,7 @@ def _row(row: dict[str, Any], number: int, kind: str, name: str, why: str, verdi
     row |= {"reason": verdict["reason"], "result": verdict["result"], "message": verdict["message"]}
 
 
+@pytest.mark.timeout(START_SECONDS_MAX + 40)  # one of them restarts an engine process
 @pytest.mark.parametrize(
     ("number", "kind", "variation"),
     [(number, *case) for number, case in enumerate(CASES)],
@@ -54,6 +58,7 @@ def test_what_is_no_fault_or_cannot_be_seen_gets_ready(
             variation.act(judged)
 
 
+@pytest.mark.timeout(START_SECONDS_MAX + 40)
 @pytest.mark.parametrize(("number", "name"), list(enumerate(ENVIRONMENTS)), ids=list(ENVIRONMENTS))
 def test_another_environment_gets_ready(
     number: int, name: str, releases: Releases, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +67,7 @@ def test_another_environment_gets_ready(
     scene.declare(api_port=_free_port(), management_port=_free_port())
     environment = {key: value.format(room=tmp_path) for key, value in ENVIRONMENTS[name].items()}
     with serving_process(scene.spec(), tmp_path, environment=environment) as (server, _, log):
-        server.wait_ready()
+        server.wait_ready(seconds=START_SECONDS_MAX)
         _row(row, 5000 + number, "harmless", name, HOST, server.verdict())
         assert server.verdict()["result"] == "Pass", log.read_text()[-2000:]
 

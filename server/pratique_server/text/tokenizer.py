@@ -159,4 +159,7 @@ def _names_code(folder: Path) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    """The sentence a library's error begins with; one that ends in a colon goes on in the lines after it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = lines[0] if not lines[0].rstrip().endswith(":") else " ".join(" ".join(lines).split())
+    return text[:300]

@@ -87,8 +87,8 @@ class Running:
         value: dict[str, Any] = self.management.get("/verdict").json()
         return value
 
-    def wait_ready(self) -> None:
-        wait_until(lambda: self._answers("readyz") == 200, seconds=READY_SECONDS_MAX, why=lambda: str(self.verdict()))
+    def wait_ready(self, *, seconds: float = READY_SECONDS_MAX) -> None:
+        wait_until(lambda: self._answers("readyz") == 200, seconds=seconds, why=lambda: str(self.verdict()))
 
     def wait_verdict(self) -> dict[str, Any]:
         wait_until(lambda: self.verdict()["result"] != "Pending", seconds=READY_SECONDS_MAX)
