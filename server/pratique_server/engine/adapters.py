@@ -46,7 +46,7 @@ class Adapter:
     files: list[LoadedFile]
 
     def describe(self) -> LoadedAdapter:
-        modules = {_module_of(name) for name in self.tensors if not name.endswith(_BASE)}
+        modules = [name.removeprefix(_PREFIX).removesuffix(_A) for name in sorted(self.tensors) if name.endswith(_A)]
         lineage = {**self.config.lineage(), **self.config.decided_by_order(modules)}
         return LoadedAdapter(name=self.source.name, mode=self.source.mode, files=self.files, lineage=lineage)
 
