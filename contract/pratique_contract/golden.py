@@ -158,6 +158,8 @@ def find_gaps(golden: GoldenRecord) -> tuple[str, ...]:
     missing = [kind for kind in FIXTURE_KINDS if kind not in known]
     if not golden.fixtures:
         gaps.append("it has no rendering fixture, so nothing says how messages become tokens")
+    elif "plain" not in {fixture.name for fixture in golden.fixtures}:
+        gaps.append("it does not render the fixture plain, which every template takes")
     elif missing:
         gaps.append(f"it neither renders nor refuses the fixture{'s' * (len(missing) > 1)} {', '.join(missing)}")
     if len({canonical_json(list(case.messages)) for case in golden.cases}) < len(golden.cases):

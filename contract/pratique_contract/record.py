@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import ValidationError, model_validator
 
 from pratique_contract.canonical import canonical_json, digest_bytes
-from pratique_contract.golden import GoldenRecord
+from pratique_contract.golden import GoldenRecord, find_gaps
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.model import ContractModel
 from pratique_contract.review import Review
@@ -51,6 +51,18 @@ class ReleaseRecord(ContractModel):
     @property
     def fingerprint(self) -> str:
         return self.manifest.fingerprint
+
+    def find_gaps(self) -> tuple[str, ...]:
+        """What keeps it from proving this release, as sentences' ends; empty when it is strong enough. Outputs of other builds and dtypes
+        may stand beside this release's own, and allow more: alone they would prove less than it claims."""
+        dtype, build = self.manifest.quantization.dtype, self.manifest.engine.build
+        foreign = [
+            case.name
+            for case in self.golden.cases
+            if not any((output.dtype, output.engine_build) == (dtype, build) for output in case.outputs)
+        ]
+        gap = f"its case {foreign[0]} has no output of its own build in {dtype}" if foreign else None
+        return (*find_gaps(self.golden), *([gap] if gap is not None else []))
 
     def to_json(self) -> str:
         """Canonical JSON text: the same record is the same bytes on every machine. Raises ``RecordError`` when it would

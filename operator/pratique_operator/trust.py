@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from pratique_contract import Reason, constants
 from pratique_contract.canonical import JSON_ERRORS, short_digest
-from pratique_contract.golden import find_gaps
 from pratique_contract.record import RecordError, ReleaseRecord
 from pratique_operator import kinds, names
 from pratique_operator.containers import Finding
@@ -197,7 +196,7 @@ def judge_answer(
             f"loaded {record.fingerprint}, but {memory.fingerprint} was recorded for what is declared, and its ConfigMap is gone; "
             "put the recorded files back and delete the pod, or declare another source",
         )
-    if gaps := find_gaps(record.golden):
+    if gaps := record.find_gaps():
         # Kept, it would refuse every later pod, for good.
         return _refused(told, f"offers a record that proves too little: {'; '.join(gaps)}")
     # Whether a release was reviewed is not for its own pod to say.

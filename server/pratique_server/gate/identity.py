@@ -7,7 +7,7 @@ loaded parts cannot be blamed before it is there); otherwise the first differing
 
 from pratique_contract.canonical import short_digest
 from pratique_contract.compare import compare_manifests, find_cause
-from pratique_contract.golden import GoldenRecord, find_gaps
+from pratique_contract.golden import GoldenRecord
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
@@ -34,7 +34,7 @@ def require_record(release: ReleaseSpec, record: ReleaseRecord | None, problem: 
             expected=release.fingerprint,
             observed=record.fingerprint,
         )
-    gaps = find_gaps(record.golden)
+    gaps = record.find_gaps()
     if gaps:
         raise CheckFailedError(
             Reason.GOLDEN_MISSING,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from pratique_contract.compare import PartDifference, compare_manifests, shorten
-from pratique_contract.golden import GoldenCase, GoldenOutput, find_gaps
+from pratique_contract.golden import GoldenCase, GoldenOutput
 from pratique_contract.manifest import ReleaseManifest, RuntimeSection
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
@@ -86,7 +86,7 @@ async def add_outputs(
     recorded ones allow on another device: a broken kernel must not become approved because it was recorded.
     """
     require_same_release(record.manifest, manifest)
-    gaps = find_gaps(record.golden)
+    gaps = record.find_gaps()
     if gaps:
         raise RecordingError(f"The record proves too little to be added to: {'; '.join(gaps)}")
     try:

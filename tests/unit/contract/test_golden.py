@@ -9,7 +9,7 @@ from pratique_contract.golden import (
     RefusedFixture,
     find_gaps,
 )
-from tests.support.releases import make_case, make_golden, make_output
+from tests.support.releases import make_case, make_digest, make_golden, make_output, make_record
 
 AHOY = ({"role": "user", "content": "Ahoy"},)
 
@@ -60,3 +60,26 @@ def test_a_fixture_is_rendered_or_refused_but_not_both() -> None:
     with pytest.raises(ValidationError, match="'plain' is given twice"):
         make_golden(refused=(RefusedFixture(name="plain", messages=AHOY),))
     assert set(FIXTURE_KINDS) == {fixture.name for fixture in make_golden().fixtures}
+
+
+def test_a_template_that_refuses_everything_but_one_fixture_is_a_gap() -> None:
+    """Messages that any template refuses would cover every kind."""
+    golden = make_golden()
+    refused = tuple(RefusedFixture(name=f.name, messages=AHOY) for f in golden.fixtures if f.name != "emoji")
+    kept = tuple(fixture for fixture in golden.fixtures if fixture.name == "emoji")
+    gaps = find_gaps(golden.model_copy(update={"fixtures": kept, "refused": refused}))
+    assert gaps == ("it does not render the fixture plain, which every template takes",)
+
+
+@pytest.mark.parametrize("foreign", [{"dtype": "BF16"}, {"engine_build": make_digest("another build")}])
+def test_outputs_of_other_builds_and_formats_alone_are_a_gap(foreign: dict[str, str]) -> None:
+    """BF16 outputs in the record of an FP32 release would hold its pods to BF16's tolerance."""
+    own = make_record()
+    assert own.find_gaps() == ()
+    other = make_output(**foreign)
+    cases = tuple(case.model_copy(update={"outputs": (*case.outputs, other)}) for case in own.golden.cases)
+    beside = own.model_copy(update={"golden": own.golden.model_copy(update={"cases": cases})})
+    assert beside.find_gaps() == ()
+    cases = (cases[0].model_copy(update={"outputs": (other,)}), *cases[1:])
+    alone = own.model_copy(update={"golden": own.golden.model_copy(update={"cases": cases})})
+    assert alone.find_gaps() == (f"its case {cases[0].name} has no output of its own build in FP32",)
