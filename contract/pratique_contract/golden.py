@@ -4,6 +4,7 @@ Rendering fixtures hold messages → exact text → exact ids, with no generatio
 kept per (dtype, device class, engine build): another device may round differently, so its own output stands beside the others.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -142,8 +143,18 @@ class GoldenRecord(ContractModel):
 
 
 def _require_unique(names: list[str]) -> None:
-    if len(set(names)) != len(names):
-        raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} is given twice")
+    if (name := find_repeated(names)) is not None:
+        raise ValueError(f"the name {name!r} is given twice")
+
+
+def find_repeated(names: Iterable[str]) -> str | None:
+    """The first name that was there before, in one pass: a hostile record has a hundred thousand of them."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def find_gaps(golden: GoldenRecord) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from pratique_contract.canonical import canonical_json, digest_bytes
-from pratique_contract.golden import GoldenRecord, find_gaps
+from pratique_contract.canonical import JSON_ERRORS, canonical_json, digest_bytes
+from pratique_contract.golden import GoldenRecord, find_gaps, find_repeated
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.model import ContractModel
 from pratique_contract.review import Review
@@ -78,22 +78,21 @@ class ReleaseRecord(ContractModel):
         _require_size(len(data))
         try:
             value: Any = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
+        except JSON_ERRORS as error:
             raise RecordError(f"The release record is not JSON: {error}") from error
         try:
             record = cls.from_json_value(value)
         except ValidationError as error:
-            first = error.errors()[0]
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "record"
             raise RecordError(f"The release record is not valid at {field}: {first['msg']}") from error
         try:
             # All of it, not the manifest alone: whoever holds the record will write or compare any part of it.
-            canonical_json(record.to_json_value())
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # 1e400, a number beyond 2⁵³, half a surrogate pair, a very deep list
+            # What it meets: 1e400, a number beyond 2⁵³, half a surrogate pair, a very deep list.
+            encoded = canonical_json(record.to_json_value())
+        except JSON_ERRORS as error:
             raise RecordError(f"The release record holds a value that no canonical JSON has: {error}") from error
+        _require_size(len(encoded))  # a text without what has a default is shorter than what is written of it
         return record
 
 
@@ -108,8 +107,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A key given twice is one value to the person who approved the record and another to the pod that reads it."""
     value = dict(pairs)
     if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} is given twice in one object")
+        raise ValueError(f"the key {find_repeated(name for name, _ in pairs)!r} is given twice in one object")
     return value
 
 

@@ -161,8 +161,8 @@ def unrecorded(deployments: Mapping[str, Manifest], recorded: Mapping[str, Recor
 
 
 def choose_witness(pods: Iterable[PodFacts]) -> PodFacts | None:
-    """The pod to record: one that has passed, the longest ready one first by name. None when there is none yet."""
-    able = [pod for pod in pods if pod.verdict is not None and pod.verdict.passed and not pod.terminating]
+    """The pod to record: one that has passed and not begun to answer otherwise, ready ones first, by name. None: none yet."""
+    able = [pod for pod in pods if pod.verdict is not None and pod.verified and not pod.terminating]
     return min(able, key=lambda pod: (not pod.ready, pod.name)) if able else None
 
 
@@ -200,12 +200,7 @@ def judge_answer(
         # Kept, it would refuse every later pod, for good.
         return _refused(told, f"offers a record that proves too little: {'; '.join(gaps)}")
     # Whether a release was reviewed is not for its own pod to say.
-    record = record.model_copy(update={"review": None})
-    try:
-        record.to_json()
-    except RecordError as error:
-        return _refused(told, f"offers a record that cannot be kept: {error}")
-    return replace(told, record=record)
+    return replace(told, record=record.model_copy(update={"review": None}))
 
 
 def _waits(offer: Offer, why: str) -> Offer:

@@ -118,6 +118,23 @@ def test_a_record_that_does_not_fit_a_configmap_is_refused_when_written_and_when
         ReleaseRecord.from_json(json.dumps(record.to_json_value()))
 
 
+def test_a_record_that_can_be_read_can_be_written() -> None:
+    """Defaults that the text leaves out are written out: the operator would come to know only when it makes the pods' own copy."""
+    text = make_record().to_json().replace('"form":"bytes",', "").replace('"omitted":[],', "")
+    room = RECORD_BYTES_MAX - len(make_record().to_json())
+    padded = text.replace('"content":"Ahoy"', f'"content":"Ahoy{"x" * (room + 1)}"', 1)
+    assert len(padded) < RECORD_BYTES_MAX
+    with pytest.raises(RecordError, match="ConfigMap leaves room for"):
+        ReleaseRecord.from_json(padded)
+
+
+def test_very_many_keys_of_which_one_is_given_twice_cost_no_time() -> None:
+    """Whoever may write a ConfigMap would stop the operator that reads it: counting each key among all takes minutes."""
+    text = "{" + ",".join(f'"{n}":0' for n in range(99_000)) + ',"98999":1}'
+    with pytest.raises(RecordError, match="the key '98999' is given twice"):
+        ReleaseRecord.from_json(text)
+
+
 def test_the_exact_output_is_found_by_dtype_device_and_build() -> None:
     here = make_output()
     there = make_output(device_class="cuda-sm90", text="other")
