@@ -30,16 +30,21 @@ REQUIRED_TESTS: Final[dict[str, tuple[TestKind, ...]]] = {
 }
 
 
+_BOUNDS: Final = ("Min", "Max")
+
+
 def find_exceeded(measurements: Mapping[str, Any], limits: Mapping[str, Any]) -> list[str]:
     """The figures beyond their limits: ``xMin`` and ``xMax`` bound the figure ``x``, other names are parameters. A figure that was not
     taken is within nothing."""
     found = []
     for name, limit in limits.items():
         figure, bound = name[:-3], name[-3:]
-        if bound not in ("Min", "Max"):
+        if bound not in _BOUNDS:
             continue
         value = measurements.get(figure)
-        if not isinstance(value, int | float):
+        if not isinstance(limit, int | float):
+            found.append(f"{name} is {limit!r}, no number")
+        elif not isinstance(value, int | float):
             found.append(f"{figure} was not measured")
         elif not (value >= limit if bound == "Min" else value <= limit):
             found.append(f"{figure} is {value:g}, {'at least' if bound == 'Min' else 'at most'} {limit:g} is allowed")
@@ -61,6 +66,11 @@ class ReviewTest(ContractModel):
         if self.passed and (exceeded := find_exceeded(self.measurements, self.limits)):
             raise ValueError(f"{self.kind} cannot have passed: {'; '.join(exceeded)}")
         return self
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether any figure was held against anything: without one, "passed" is only somebody's word."""
+        return any(name[-3:] in _BOUNDS for name in self.limits)
 
 
 class ReviewedDifference(ContractModel):
@@ -146,4 +156,6 @@ def _missing(part: str, review: Review | None) -> list[Uncovered]:
         elif not all(test.passed for test in tests):
             failed = next(test for test in tests if not test.passed)
             found.append(Uncovered(part=part, message=f"{part} differs and its {kind} test failed: {failed.message}"))
+        elif not all(test.is_measured for test in tests):
+            found.append(Uncovered(part=part, message=f"{part} differs and its {kind} test was held against no limit"))
     return found

@@ -175,7 +175,10 @@ def test_block_starts_no_pod_of_an_unreviewed_candidate_and_the_review_lets_it_t
         reference=RECORD.fingerprint,
         candidate=OTHER.fingerprint,
         differences=(ReviewedDifference(part="quantization", intentional="half the memory"),),
-        tests=tuple(ReviewTest(kind=k, passed=True, message="ok") for k in REQUIRED_TESTS["quantization"]),
+        tests=tuple(
+            ReviewTest(kind=k, passed=True, message="ok", measurements={"klMean": 0.1}, limits={"klMeanMax": 0.3})
+            for k in REQUIRED_TESTS["quantization"]
+        ),
     )
     reviewed = make_record(manifest=OTHER.manifest, review=review)
     world.create(replicas=2, release=release(world, "reviewed", reviewed, reviewPolicy="Block"))

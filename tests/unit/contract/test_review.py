@@ -39,7 +39,10 @@ CHANGES: dict[str, ReleaseManifest] = {
 
 
 def make_review(candidate: ReleaseManifest, *parts: str, **fields: Any) -> Review:
-    tests = tuple(ReviewTest(kind=kind, passed=True, message="ok") for kind in required_tests(parts))
+    tests = tuple(
+        ReviewTest(kind=kind, passed=True, message="ok", measurements={"klMean": 0.1}, limits={"klMeanMax": 0.3})
+        for kind in required_tests(parts)
+    )
     defaults: dict[str, Any] = {
         "reference": REFERENCE.fingerprint,
         "candidate": candidate.fingerprint,
@@ -72,6 +75,26 @@ def test_a_difference_needs_a_reason_and_every_test_its_part_demands(part: str) 
         assert messages(candidate, make_review(candidate, part, tests=(*others, failed))) == [
             f"{part} differs and its {kind} test failed: too far apart"
         ]
+
+
+def test_a_test_that_was_held_against_nothing_covers_nothing() -> None:
+    """A record is a file that anyone can write "passed" into."""
+    candidate = CHANGES["chatTemplate"]
+    bare = ReviewTest(
+        kind="RenderedFixtures", passed=True, message="ok", measurements={"changed": 0}, limits={"note": "x"}
+    )
+    assert messages(candidate, make_review(candidate, "chatTemplate", tests=(bare,))) == [
+        "chatTemplate differs and its RenderedFixtures test was held against no limit"
+    ]
+
+
+@pytest.mark.parametrize("limit", ["a", "0.3"])
+def test_a_limit_that_is_no_number_is_refused_when_the_record_is_read(limit: str) -> None:
+    """It ended the operator's pass: a text compares with no figure."""
+    with pytest.raises(ValueError, match=f"klMeanMax is '{limit}', no number"):
+        ReviewTest(
+            kind="LogitComparison", passed=True, message="ok", measurements={"klMean": 0.1}, limits={"klMeanMax": limit}
+        )
 
 
 def test_a_review_of_other_releases_covers_nothing() -> None:

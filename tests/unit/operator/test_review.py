@@ -22,7 +22,10 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def reviewed(*, passed: bool = True, reference: ReleaseRecord = OLD) -> ReleaseRecord:
-    tests = tuple(ReviewTest(kind=k, passed=passed, message="max KL 0.3") for k in REQUIRED_TESTS["quantization"])
+    tests = tuple(
+        ReviewTest(kind=k, passed=passed, message="max KL 0.3", measurements={"klMean": 0.1}, limits={"klMeanMax": 0.3})
+        for k in REQUIRED_TESTS["quantization"]
+    )
     review = Review(
         reference=reference.fingerprint,
         candidate=NEW.fingerprint,
