@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
 
 from pratique_contract import Verdict, constants
@@ -102,10 +103,19 @@ def shorten(verdict: Verdict) -> Verdict:
     if seen is not None:
         seen = seen.model_copy(update={"message": _line(seen.message), "evidence": ()})
     texts = {name: _line(text) for name in _TEXTS if (text := getattr(verdict, name)) is not None}
-    return verdict.model_copy(update={**texts, "evidence": (), "checks": (), "reverification": seen})
+    told = {"evidence": (), "checks": (), "reverification": seen, "checked_at": _in_utc(verdict.checked_at)}
+    return verdict.model_copy(update={**texts, **told})
 
 
 _TEXTS: Final = ("message", "part", "expected", "observed", "fingerprint", "policy")
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    """Not at all where the calendar ends: the first hours of the year 1 are no time in UTC."""
+    try:
+        return None if moment is None else moment.astimezone(UTC)
+    except OverflowError:
+        return None
 
 
 def _line(text: str) -> str:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -160,11 +161,13 @@ def test_what_is_kept_of_a_verdict_is_short_and_one_line(answers: Callable[..., 
     verdict = Verdict(
         result=VerdictResult.FAIL, reason=Reason.MODEL_MISMATCH, message=long, expected=long, evidence=(seen,) * 3
     )
+    verdict = verdict.model_copy(update={"checked_at": datetime.fromisoformat("0001-01-01T00:00:00+14:00")})
     answers(verdict.model_dump_json(by_alias=True).encode())
     (pod,) = read([asked()])
     assert pod.verdict is not None
     assert (pod.verdict.reason, pod.verdict.evidence) == (Reason.MODEL_MISMATCH, ())
     assert pod.verdict.message.startswith(" [2Jxxx")
+    assert pod.verdict.checked_at is None  # it is no time in UTC, and ended the pass where the status is written
     assert len(pod.verdict.model_dump_json()) < 3 * TEXT_CHARS_MAX
 
 
