@@ -83,12 +83,11 @@ def condition(resource: Any, kind: str) -> dict[str, Any] | None:
 
 
 def eventually(probe: Callable[[], T | None], *, timeout: float, what: str, every: float = 0.5) -> T:
-    """Poll until the probe returns something that is not None or False; fail with what was last seen."""
+    """The first true value of the probe: an empty list is not there yet."""
     deadline = time.monotonic() + timeout
-    last: T | None = None
     while time.monotonic() < deadline:
         last = probe()
-        if last is not None and last is not False:
+        if last:
             return last
         time.sleep(every)
     raise AssertionError(f"Not within {timeout:.0f} s: {what}")
