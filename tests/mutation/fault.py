@@ -6,18 +6,16 @@ the functions below build the usual kinds of ``arrange``.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pratique_contract.reasons import Reason
 from pratique_server.engine.torch_engine.engine import TorchEngine
+from tests.mutation.scene import Judged, Scene
 from tests.support.broken_streams import Events
 from tests.support.mutations import Mutation
 
-if TYPE_CHECKING:
-    from tests.mutation.scene import Judged, Scene
-
-Arrange = Callable[["Scene"], object]
-Act = Callable[["Judged"], object]
+Arrange = Callable[[Scene], object]
+Act = Callable[[Judged], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class Variation:
 def files(*mutations: Mutation) -> Arrange:
     """Other bytes in the model's folder."""
 
-    def arrange(scene: "Scene") -> None:
+    def arrange(scene: Scene) -> None:
         for mutation in mutations:
             mutation(scene.folder)
 
@@ -71,7 +69,7 @@ def patched(target: str, replacement: Any) -> Arrange:
     return lambda scene: scene.monkeypatch.setattr(target, replacement)
 
 
-Hook = Callable[[TorchEngine, "Scene"], object]
+Hook = Callable[[TorchEngine, Scene], object]
 
 
 def engine(hook: Hook) -> Arrange:
@@ -87,7 +85,7 @@ def stream(change: Callable[[Events], Events]) -> Arrange:
 def all_of(*arranges: Arrange) -> Arrange:
     """Several arrangements that make one fault together."""
 
-    def arrange(scene: "Scene") -> None:
+    def arrange(scene: Scene) -> None:
         for one in arranges:
             one(scene)
 

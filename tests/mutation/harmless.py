@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 import torch
@@ -24,12 +24,10 @@ from tests.mutation.fault import Act, Arrange, Variation, declared, files, strea
 from tests.mutation.faults.streams import Kinds, read, write
 from tests.mutation.faults.texts import generation, settings
 from tests.mutation.faults.weights import config
+from tests.mutation.scene import Judged, Scene
 from tests.support.broken_streams import Events
 from tests.support.models import CHATML
 from tests.support.mutations import Mutation, copy_of, edit_json, reformat_json, replace
-
-if TYPE_CHECKING:
-    from tests.mutation.scene import Judged, Scene
 
 BYTES, VALUES = "the bytes that are loaded are the same", "JSON is hashed as a value"
 UNREAD, PLACE, HOST = "nothing loads it", "where bytes lie is not identity", "the host is not identity"
@@ -78,8 +76,8 @@ def _each_file(change: Callable[[Path], object]) -> Mutation:
     return mutation
 
 
-def _moved(target: Callable[["Scene"], Path]) -> Arrange:
-    def arrange(scene: "Scene") -> None:
+def _moved(target: Callable[[Scene], Path]) -> Arrange:
+    def arrange(scene: Scene) -> None:
         folder = target(scene)
         folder.parent.mkdir(parents=True, exist_ok=True)
         scene.folder.rename(folder)
@@ -88,13 +86,13 @@ def _moved(target: Callable[["Scene"], Path]) -> Arrange:
     return arrange
 
 
-def _linked(scene: "Scene") -> None:
+def _linked(scene: Scene) -> None:
     link = scene.room / "current"
     link.symlink_to(scene.folder, target_is_directory=True)
     scene.folder = link
 
 
-def _hub_cache(scene: "Scene") -> None:
+def _hub_cache(scene: Scene) -> None:
     """The layout of huggingface_hub: snapshots of symbolic links into a folder of blobs named by digest."""
     repository = scene.room / "hub" / "models--example--tiny"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / ("1" * 40)
@@ -107,13 +105,13 @@ def _hub_cache(scene: "Scene") -> None:
     scene.folder = snapshot
 
 
-def _relative(scene: "Scene") -> None:
+def _relative(scene: Scene) -> None:
     folder = scene.folder
     scene.monkeypatch.chdir(folder.parent)
     scene.folder = Path(folder.name)
 
 
-def _tokenizer_apart(scene: "Scene") -> None:
+def _tokenizer_apart(scene: Scene) -> None:
     folder = copy_of(scene.base.folder, scene.room / "tokenizer")
     scene.declare(tokenizer={"path": str(folder), "uri": f"file://{folder}"})
 
@@ -125,7 +123,7 @@ def _record_text(write_text: Callable[[dict[str, Any]], str]) -> Arrange:
     return lambda scene: (scene.room / "record.json").write_text(write_text(scene.record.to_json_value()))
 
 
-def _record_in_config_map(scene: "Scene") -> None:
+def _record_in_config_map(scene: Scene) -> None:
     """As the kubelet mounts it: the file is a link into a folder that is itself replaced by a link."""
     data = scene.room / "..2026_11_30"
     data.mkdir()
@@ -149,7 +147,7 @@ def _record_reordered(value: dict[str, Any]) -> str:
 # The host and the moment
 
 
-def _two_threads(scene: "Scene") -> None:
+def _two_threads(scene: Scene) -> None:
     threads = torch.get_num_threads()
     scene.cleanups.append(lambda: torch.set_num_threads(threads))
     torch.set_num_threads(threads + 1)
@@ -158,7 +156,7 @@ def _two_threads(scene: "Scene") -> None:
 def _slow(target: str, seconds: float) -> Arrange:
     """A function of the server that takes its time."""
 
-    def arrange(scene: "Scene") -> None:
+    def arrange(scene: Scene) -> None:
         module, _, name = target.rpartition(".")
         original = _resolve(module, name)
 
@@ -179,7 +177,7 @@ def _resolve(module: str, name: str) -> Any:
         return getattr(getattr(importlib.import_module(parent), attribute), name)
 
 
-def _slow_steps(engine: Any, scene: "Scene") -> None:
+def _slow_steps(engine: Any, scene: Scene) -> None:
     step = engine.step
 
     def slow() -> Any:
@@ -230,7 +228,7 @@ class _Fragments:
 def _hammered(path: str, workers: int = 8) -> Arrange:
     """Many clients besides the knocking user, on one port, for as long as the pod proves itself."""
 
-    def arrange(scene: "Scene") -> None:
+    def arrange(scene: Scene) -> None:
         def hammer(server: Any) -> Callable[[], None]:
             stop = threading.Event()
             base = server.api_url if path.startswith("/v1") else str(server.management.base_url)
@@ -262,7 +260,7 @@ def _hammered(path: str, workers: int = 8) -> Arrange:
 # After the verdict
 
 
-def _many_at_once(judged: "Judged") -> None:
+def _many_at_once(judged: Judged) -> None:
     """Right after readiness, sixteen users at once."""
     statuses: list[int] = []
     question = {"model": "tiny", "messages": [{"role": "user", "content": "Ahoy"}], "max_tokens": 8, "stream": True}
@@ -279,7 +277,7 @@ def _many_at_once(judged: "Judged") -> None:
     assert statuses == [200] * 16
 
 
-def _golden_prompts_again(judged: "Judged") -> None:
+def _golden_prompts_again(judged: Judged) -> None:
     """Users ask the golden prompts, whose prefixes have been computed before: the answers are the recorded ones."""
     for case in judged.scene.record.golden.cases:
         body = {"model": "tiny", "messages": list(case.messages), "max_tokens": case.max_tokens, "temperature": 0}
@@ -288,14 +286,14 @@ def _golden_prompts_again(judged: "Judged") -> None:
             assert answer.json()["choices"][0]["message"]["content"] == case.outputs[0].text
 
 
-def _proved_again(judged: "Judged") -> None:
+def _proved_again(judged: Judged) -> None:
     """Idle re-verification sends the golden cases again, after users' requests."""
     wait_until(lambda: judged.server.verdict().get("reverification") is not None, seconds=20)
     verdict = judged.server.verdict()
     assert (verdict["result"], verdict["reverification"]["result"]) == ("Pass", "Pass")
 
 
-def _engine_replaced(judged: "Judged") -> None:
+def _engine_replaced(judged: Judged) -> None:
     """The engine is killed; the next one is proved anew and serves."""
     engine: Any = judged.process.engine
     epoch = judged.server.stats()["epoch"]
@@ -305,28 +303,28 @@ def _engine_replaced(judged: "Judged") -> None:
     assert judged.server.stats()["epoch"] > epoch
 
 
-def _drained(judged: "Judged") -> None:
+def _drained(judged: Judged) -> None:
     """A drain begins: the pod leaves its endpoints and its verdict stays what it was."""
     judged.server.management.post("/drain")
     wait_until(lambda: judged.server.probe("readyz")[0] == 503, seconds=5)
     assert judged.server.verdict()["result"] == "Pass"
 
 
-def _second_replica(judged: "Judged") -> None:
+def _second_replica(judged: Judged) -> None:
     """Another pod of the same release proves itself beside this one."""
     with serving(judged.scene.spec(), start_engine=judged.scene.start_engine) as (other, _):
         other.wait_ready()
         assert other.verdict()["fingerprint"] == judged.server.verdict()["fingerprint"]
 
 
-def _with_key(judged: "Judged") -> None:
+def _with_key(judged: Judged) -> None:
     question = {"model": "tiny", "messages": [{"role": "user", "content": "Ahoy"}], "max_tokens": 4}
     url = f"{judged.server.api_url}/v1/chat/completions"
     answer = httpx.post(url, json=question, headers={"authorization": "Bearer k-1"}, timeout=30, trust_env=False)
     assert answer.status_code == 200
 
 
-def _api_keys(scene: "Scene") -> None:
+def _api_keys(scene: Scene) -> None:
     keys = scene.room / "keys"
     keys.mkdir()
     (keys / "harbour").write_text("k-1\n")
@@ -367,11 +365,11 @@ def _v(
     return Variation(name=name, why=why, arrange=arrange, base=base, act=act, status=status)
 
 
-def _nothing(_: "Scene") -> None:
+def _nothing(_: Scene) -> None:
     """As it was recorded."""
 
 
-def _real_process(scene: "Scene") -> None:
+def _real_process(scene: Scene) -> None:
     scene.start_engine = start_engine
 
 

@@ -4,7 +4,7 @@ A mutant is equivalent when a proof stands beside it. A limit is a fault of the 
 passes, and the test says so, so that the page about it stays true. A change of the program itself moves ``engine.build``.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -12,13 +12,11 @@ from pratique_contract.reasons import Reason
 from pratique_server.text.renderer import Renderer
 from pratique_server.text.tokenizer import Tokenizer
 from tests.mutation.fault import Variation, engine, files, patched
-from tests.mutation.faults import computation, streams
-from tests.mutation.faults.texts import generation
+from tests.mutation.faults import cache, computation, request_path
+from tests.mutation.faults.texts import generation, tokenizer
 from tests.mutation.faults.weights import config
+from tests.mutation.scene import Scene
 from tests.support.mutations import copy_of, swap_two_tokens
-
-if TYPE_CHECKING:
-    from tests.mutation.scene import Scene
 
 EQUIVALENT: Final = (
     Variation(
@@ -47,11 +45,11 @@ EQUIVALENT: Final = (
         name="the truncation a tokenizer file asks for",
         why="it is switched off after loading; the file is hashed all the same",
         arrange=files(
-            lambda folder: streams.tokenizer(
+            tokenizer(
                 lambda value: value.update(
                     truncation={"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
                 )
-            )(folder)
+            )
         ),
         refused=Reason.TOKENIZER_MISMATCH,
     ),
@@ -64,7 +62,7 @@ def _lowest_bit_in_memory(model: Any) -> None:
     weight.view(torch.int32)[0, 0] ^= 1
 
 
-def _rare_tokens_swapped(renderer: Any, scene: "Scene") -> Renderer:
+def _rare_tokens_swapped(renderer: Any, scene: Scene) -> Renderer:
     return Renderer(
         renderer.template, Tokenizer.load(copy_of(scene.base.folder, scene.room / "stale", swap_two_tokens))
     )
@@ -74,7 +72,7 @@ LIMITS: Final = (
     Variation(
         name="K/V lost after 1024 tokens",
         why="the longest golden prompt is shorter",
-        arrange=engine(computation.lost_block(1024)),
+        arrange=engine(cache.lost_block(1024)),
     ),
     Variation(
         name="every answer ends after 40 tokens",
@@ -99,6 +97,6 @@ LIMITS: Final = (
     Variation(
         name="a request path with a tokenizer of its own that differs in two rare tokens",
         why="no golden prompt holds them; the tokenizer that was loaded and hashed is another object",
-        arrange=streams.stale_state(_rare_tokens_swapped),
+        arrange=request_path.stale_state(_rare_tokens_swapped),
     ),
 )

@@ -20,9 +20,21 @@ def write_report(rows: Sequence[Row], folder: Path, *, seconds: float) -> None:
     """Replace both files."""
     folder.mkdir(parents=True, exist_ok=True)
     summary = {"conditions": _conditions(seconds), "counts": _counts(rows), "rows": [_cleaned(row) for row in rows]}
-    text = json.dumps(summary, indent=1, ensure_ascii=False, sort_keys=True)
-    (folder / "mutation.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "mutation.json").write_text(_as_json(summary), encoding="utf-8")
     (folder / "mutation.md").write_text(_as_markdown(summary), encoding="utf-8")
+
+
+def _as_json(summary: dict[str, Any]) -> str:
+    """Conditions and counts to read, then a line for each row. What the verdicts said in words is in the other file."""
+    rows = [
+        {name: value for name, value in row.items() if name not in ("message", "why", "number")}
+        for row in summary["rows"]
+    ]
+    lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False, sort_keys=True)}" for row in rows)
+    head = json.dumps(
+        {name: summary[name] for name in ("conditions", "counts")}, indent=1, ensure_ascii=False, sort_keys=True
+    )
+    return f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n'
 
 
 def _conditions(seconds: float) -> dict[str, Any]:

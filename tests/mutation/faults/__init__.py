@@ -3,8 +3,8 @@
 from typing import Final
 
 from tests.mutation.fault import Fault, require_unique
-from tests.mutation.faults import computation, declared, streams, texts, weights
+from tests.mutation.faults import computation, declared, request_path, streams, texts, weights
 
 FAULTS: Final[tuple[Fault, ...]] = require_unique(
-    (*weights.FAULTS, *texts.FAULTS, *declared.FAULTS, *computation.FAULTS, *streams.FAULTS)
+    (*weights.FAULTS, *texts.FAULTS, *declared.FAULTS, *computation.FAULTS, *streams.FAULTS, *request_path.FAULTS)
 )

@@ -3,27 +3,25 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pratique_contract.reasons import Reason
 from pratique_server.engine import identity
 from tests.mutation.fault import Arrange, Fault, declared, files, patched
 from tests.mutation.faults.weights import config, flip_bit
 from tests.mutation.releases import BASE_MODEL_URI, adapter_source
+from tests.mutation.scene import Scene
 from tests.support.adapters import make_adapter
 from tests.support.mutations import replace
-
-if TYPE_CHECKING:
-    from tests.mutation.scene import Scene
 
 DIGEST: Final = "sha256:" + "a" * 64
 _TARGETS: Final = ("q_proj", "down_proj")
 
 
-def _adapters(change: Callable[["Scene", list[dict[str, Any]]], list[dict[str, Any]]]) -> Arrange:
+def _adapters(change: Callable[[Scene, list[dict[str, Any]]], list[dict[str, Any]]]) -> Arrange:
     """Another list of adapters. ``change`` gets copies of the approved two, harbour and pilot."""
 
-    def arrange(scene: "Scene") -> None:
+    def arrange(scene: Scene) -> None:
         approved = scene.base.changes["model"]["adapters"]
         scene.declare(model={"adapters": change(scene, [dict(adapter) for adapter in approved])})
 
@@ -34,20 +32,20 @@ def _remade(name: str, **options: Any) -> Arrange:
     """One adapter from another training run or with another configuration."""
     seeds = {"harbour": {"seed": 1}, "pilot": {"seed": 2, "targets": _TARGETS}}
 
-    def change(scene: "Scene", adapters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def change(scene: Scene, adapters: list[dict[str, Any]]) -> list[dict[str, Any]]:
         folder = make_adapter(scene.room / name, scene.base.folder, **{**seeds[name], **options})
         return [adapter_source(name, folder) if adapter["name"] == name else adapter for adapter in adapters]
 
     return _adapters(change)
 
 
-def _again(scene: "Scene", adapters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _again(scene: Scene, adapters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same matrices under another name and in another folder."""
     folder = make_adapter(scene.room / "again", scene.base.folder, seed=1)
     return [*adapters, adapter_source("again", folder)]
 
 
-def _already_merged(scene: "Scene") -> None:
+def _already_merged(scene: Scene) -> None:
     """The folder holds weights into which harbour was merged before; it is merged once more."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -63,7 +61,7 @@ def _already_merged(scene: "Scene") -> None:
     scene.declare(model={"uri": BASE_MODEL_URI})
 
 
-def _other_base(scene: "Scene") -> None:
+def _other_base(scene: Scene) -> None:
     scene.declare(model={"uri": "hf://example/other"})
 
 
