@@ -81,6 +81,7 @@ class Assembly:
             progress=self.progress,
             halt=self.lock.halt,
             limits=self.limits,
+            check_room=lambda: self._require_room(1),
         )
         missing = transfer.prepare(files)
         # An archive needs about its own size once more when it is unpacked.

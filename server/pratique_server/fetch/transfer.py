@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,7 +56,7 @@ class FetchedFile:
 
 
 class Transfer:
-    """One use: ``run`` fetches the files into the store's partial folder."""
+    """One use: ``run`` fetches the files into the store's partial folder. ``check_room`` raises when the volume is all but full."""
 
     def __init__(
         self,
@@ -67,8 +67,10 @@ class Transfer:
         progress: Progress,
         halt: Halt,
         limits: TransferLimits,
+        check_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
+        self._check_room = check_room
         self._progress = progress
         self._halt = halt.child()
         self._limits = limits
@@ -287,6 +289,10 @@ class Transfer:
     def _save_sometimes(self, job: Job) -> None:
         if time.monotonic() - job.saved_at > SAVE_SECONDS:
             self._save(job)
+            if (
+                job.file.size is None
+            ):  # nobody could tell beforehand whether it fits, and others write to this volume too
+                self._check_room()
 
     def _save_quietly(self, job: Job) -> None:
         """After an error: what cannot be written now was perhaps the error."""

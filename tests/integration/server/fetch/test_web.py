@@ -11,7 +11,9 @@ import trustme
 
 from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec
+from pratique_server.fetch import transfer
 from pratique_server.fetch.secrets import Credentials, read_credentials
+from pratique_server.fetch.store import Store
 from pratique_server.fetch.targets import Target
 from tests.support.fetching import LOADED, NAME, failure, fetch, make_repository, make_settings, names_in
 from tests.support.hub import Fault, Hub, Peer
@@ -138,6 +140,19 @@ def test_an_archive_of_unknown_length_is_fetched_to_its_end(
     target = make_target(site, tmp_path)
     fetch(target, make_settings(credentials=credentials))
     assert names_in(target.path) == set(FILES)
+
+
+def test_an_archive_of_unknown_length_ends_before_the_volume_is_full(
+    site: Site, credentials: Credentials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that never ends would take the room of everybody who shares the volume."""
+    monkeypatch.setattr(transfer, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(Store, "free_bytes", lambda _: 1000)
+    unknown = Fault(no_ranges=True, headers={"Content-Length": None, "Connection": "close"})
+    site.faults += [unknown, unknown]
+    error = failure(make_target(site, tmp_path), make_settings(credentials=credentials))
+    assert error.reason is Reason.DISK_FULL
+    assert "are still to be written" in error.message
 
 
 def test_members_that_lead_out_of_the_folder_are_never_created(
