@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import httpx
 
@@ -83,13 +83,26 @@ def _start(name: str, spec: ServingSpec, folder: Path) -> Iterator[_Child]:
         "drain": DrainSpec(pre_stop_seconds=0, deadline_seconds=5),
     }
     document.write_text(spec.model_copy(update=changes).model_dump_json(by_alias=True), encoding="utf-8")
-    command = [sys.executable, "-m", "pratique_cli", "serve", "--config", str(document)]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=dict(os.environ))
+        process = start_tied(["-m", "pratique_cli", "serve", "--config", str(document)], output)
     try:
         yield _Child(name=name, process=process, port=port, management=management, log=log)
     finally:
         _end(process)
+
+
+def start_tied(arguments: list[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """Python with these arguments, ended by the kernel (where it is Linux) when this process ends in a way that leaves no time to clean up:
+    killed, or out of memory. Two servers with a model each would stay behind."""
+    tie = [sys.executable, "-c", _TIE] if sys.platform == "linux" else [sys.executable]
+    return subprocess.Popen([*tie, *arguments], stdout=output, stderr=subprocess.STDOUT, env=dict(os.environ))
+
+
+# prctl(PR_SET_PDEATHSIG, SIGTERM) stays in force over exec.
+_TIE: Final = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 
 
 def _served(child: _Child, spec: ServingSpec, manifest: ReleaseManifest) -> Served:
