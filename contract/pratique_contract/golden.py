@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pratique_contract.canonical import canonical_json
 from pratique_contract.manifest import Digest, DType
-from pratique_contract.model import ContractModel
+from pratique_contract.model import ContractModel, Several
 
 # Smallest difference of log-probability (nat) between the chosen token and its runner-up that a golden case may rely on.
 # Below it two correct engines in bf16 may choose differently.
@@ -44,17 +44,17 @@ class RenderFixture(ContractModel):
     """Messages (and tools) with the exact text and ids the pinned template and tokenizer must give."""
 
     name: Name
-    messages: tuple[dict[str, Any], ...]
+    messages: Several[dict[str, Any]]
     tools: tuple[dict[str, Any], ...] | None = None
     text: str
-    ids: tuple[TokenId, ...]
+    ids: Several[TokenId]
 
 
 class RefusedFixture(ContractModel):
     """Messages that the pinned template refuses. ``message`` is what it said, for people: only that it refuses is compared."""
 
     name: Name
-    messages: tuple[dict[str, Any], ...]
+    messages: Several[dict[str, Any]]
     tools: tuple[dict[str, Any], ...] | None = None
     message: str = ""
 
@@ -73,12 +73,12 @@ class GoldenOutput(ContractModel):
     dtype: DType
     device_class: str
     engine_build: Digest
-    ids: tuple[TokenId, ...]
+    ids: Several[TokenId]
     text: str
     finish_reason: Literal["stop", "length"]
-    logprobs: tuple[float, ...]
-    margins: tuple[float, ...]
-    event_order: tuple[str, ...] = EVENT_ORDER
+    logprobs: Several[float]
+    margins: Several[float]
+    event_order: Several[str] = EVENT_ORDER
     usage: Usage
 
     @model_validator(mode="after")
@@ -101,11 +101,11 @@ class GoldenCase(ContractModel):
     """One prompt that goes through the whole path, with its expected output on each kind of device it was recorded on."""
 
     name: Name
-    messages: tuple[dict[str, Any], ...]
+    messages: Several[dict[str, Any]]
     max_tokens: int = Field(gt=0)
     text: str
-    prompt_ids: tuple[TokenId, ...]
-    outputs: tuple[GoldenOutput, ...] = Field(min_length=1)
+    prompt_ids: Several[TokenId]
+    outputs: Several[GoldenOutput] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _usage_counts_the_prompt(self) -> Self:
@@ -126,9 +126,9 @@ class GoldenRecord(ContractModel):
     """Rendering fixtures and golden cases of one release. ``refused`` are fixtures its template does not take: one that takes
     them all of a sudden is another template."""
 
-    fixtures: tuple[RenderFixture, ...] = ()
-    refused: tuple[RefusedFixture, ...] = ()
-    cases: tuple[GoldenCase, ...] = ()
+    fixtures: Several[RenderFixture] = ()
+    refused: Several[RefusedFixture] = ()
+    cases: Several[GoldenCase] = ()
 
     @field_validator("fixtures", "refused", "cases")
     @classmethod

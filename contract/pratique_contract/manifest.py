@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator
 
 from pratique_contract.canonical import DIGEST_PATTERN, digest_json
-from pratique_contract.model import ContractModel
+from pratique_contract.model import ContractModel, Several
 
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN)]
 
@@ -31,7 +31,7 @@ class FileEntry(ContractModel):
     size: int = Field(ge=0)
     sha256: Digest
     form: Literal["bytes", "json"] = "bytes"
-    omitted: tuple[str, ...] = ()
+    omitted: Several[str] = ()
 
 
 def _sorted_by_path(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
@@ -49,7 +49,7 @@ class ModelPart(ContractModel):
     source: str | None
     revision: str
     architecture: str
-    files: tuple[FileEntry, ...]
+    files: Several[FileEntry]
 
     _sort_files = field_validator("files")(_sorted_by_path)
 
@@ -61,7 +61,7 @@ class AdapterEntry(ContractModel):
     source: str | None
     revision: str
     mode: Literal["Merged", "Static", "PerRequest"]
-    files: tuple[FileEntry, ...]
+    files: Several[FileEntry]
     lineage: dict[str, str] = {}
 
     _sort_files = field_validator("files")(_sorted_by_path)
@@ -70,7 +70,7 @@ class AdapterEntry(ContractModel):
 class AdaptersPart(ContractModel):
     """All adapters, in the order in which they are applied (merging is not commutative in floating point)."""
 
-    adapters: tuple[AdapterEntry, ...] = ()
+    adapters: Several[AdapterEntry] = ()
 
 
 class TokenizerPart(ContractModel):
@@ -79,7 +79,7 @@ class TokenizerPart(ContractModel):
 
     source: str | None
     revision: str
-    files: tuple[FileEntry, ...]
+    files: Several[FileEntry]
     compiled: Digest | None = None
     vocab_size: int = Field(ge=0)
 
@@ -101,10 +101,10 @@ class SpecialTokensPart(ContractModel):
     """
 
     bos_id: int | None
-    eos_ids: tuple[int, ...]
+    eos_ids: Several[int]
     pad_id: int | None
     unk_id: int | None
-    stop_ids: tuple[int, ...]
+    stop_ids: Several[int]
     adds_bos: bool
     adds_eos: bool = False
     tokens: dict[str, str]
@@ -124,9 +124,9 @@ class QuantizationPart(ContractModel):
     method: str
     dtype: DType
     config: dict[str, Any] = {}
-    quantized: tuple[str, ...] = ()
-    calibrated: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    quantized: Several[str] = ()
+    calibrated: Several[str] = ()
+    kept: Several[str] = ()
 
     @field_validator("quantized", "calibrated", "kept")
     @classmethod

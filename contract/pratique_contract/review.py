@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from pratique_contract.comparable import find_not_comparable
 from pratique_contract.compare import PartDifference, compare_manifests
 from pratique_contract.manifest import Digest, ReleaseManifest
-from pratique_contract.model import ContractModel
+from pratique_contract.model import ContractModel, Several
 
 TestKind = Literal["RenderedFixtures", "SemanticParity", "LogitComparison", "Workload"]
 KINDS: Final[tuple[TestKind, ...]] = get_args(TestKind)
@@ -86,9 +86,9 @@ class Review(ContractModel):
 
     reference: Digest
     candidate: Digest
-    differences: tuple[ReviewedDifference, ...] = ()
-    tests: tuple[ReviewTest, ...] = ()
-    not_comparable: tuple[str, ...] = ()
+    differences: Several[ReviewedDifference] = ()
+    tests: Several[ReviewTest] = ()
+    not_comparable: Several[str] = ()
 
     def is_about(self, reference: ReleaseManifest, candidate: ReleaseManifest) -> bool:
         """Whether it was made of exactly these two releases."""

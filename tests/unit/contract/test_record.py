@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pratique_contract.golden import GoldenRecord, Usage
 from pratique_contract.record import RECORD_BYTES_MAX, RecordError, ReleaseRecord
@@ -142,3 +143,16 @@ def test_the_exact_output_is_found_by_dtype_device_and_build() -> None:
     found = case.exact_output(dtype="FP32", device_class="cpu", engine_build=here.engine_build)
     assert found == here
     assert case.exact_output(dtype="BF16", device_class="cpu", engine_build=here.engine_build) is None
+
+
+@pytest.mark.parametrize("path", [("golden", "fixtures"), ("golden", "cases"), ("manifest", "model", "files")])
+def test_the_first_wrong_item_of_a_list_ends_the_reading(path: tuple[str, ...]) -> None:
+    """All the errors of a few hundred thousand items are some seconds of the operator's time, in every pass."""
+    value = _value()
+    place = value
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = [{}] * 3
+    with pytest.raises(ValidationError) as caught:
+        ReleaseRecord.from_json_value(value)
+    assert len({error["loc"][: len(path) + 1] for error in caught.value.errors()}) == 1
