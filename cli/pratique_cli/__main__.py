@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from pratique_cli.errors import EXIT_OK, CliError, missing_extra
+from pratique_cli.printing import plain
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     try:
         app(prog_name=name)
     except CliError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(str(error))}", file=sys.stderr)
         sys.exit(error.code)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; the interpreter must not complain while it shuts down.

@@ -1,12 +1,17 @@
 """Tables for people, JSON and YAML for programs. Plain text on purpose: it survives pipes, logs and narrow terminals."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 GAP: Final = "   "
+# Control characters but line feed and tab, whatever turns the direction of writing, and half surrogate pairs.
+_STEERING: Final = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
 
 
 class Format(StrEnum):
@@ -42,7 +47,18 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 
 def note(message: str) -> None:
     """Progress and remarks: beside the result, never in it."""
-    print(message, file=sys.stderr, flush=True)
+    print(plain(message), file=sys.stderr, flush=True)
+
+
+def say(text: str, *, end: str = "\n") -> None:
+    """A result for people."""
+    print(plain(text), end=end)
+
+
+def plain(text: str) -> str:
+    """The text without what would steer the terminal: a record, a pod or a model may say anything, and a person is to approve what
+    stands there, not what was drawn over it."""
+    return _STEERING.sub("\ufffd", text)
 
 
 def _cell(value: object) -> str:

@@ -131,5 +131,5 @@ def _time(text: str | None) -> datetime | None:
 
 def clip(text: str) -> str:
     """One line that fits into a condition."""
-    flat = " ".join(str(text).split())
+    flat = " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
     return flat if len(flat) <= MESSAGE_CHARS_MAX else f"{flat[: MESSAGE_CHARS_MAX - 1]}…"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pratique_cli.errors import EXIT_USAGE, CliError
-from pratique_cli.printing import note
+from pratique_cli.printing import note, plain
 
 if TYPE_CHECKING:
     from pratique_cli.chat_client import ChatClient, Message, SocketTarget
@@ -78,7 +78,7 @@ def _answer(client: "ChatClient", messages: "list[Message]", options: dict[str, 
     pieces = []
     for piece in client.stream(messages, **options):
         pieces.append(piece)
-        print(piece, end="", flush=True)
+        print(plain(piece), end="", flush=True)
     print(flush=True)
     if not quiet:
         note(_footer(client))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pratique_cli.errors import EXIT_NO
-from pratique_cli.printing import Format, emit, format_table
+from pratique_cli.printing import Format, emit, format_table, say
 
 
 def status(
@@ -22,7 +22,7 @@ def status(
     cluster = Cluster(context=context)
     resource = cluster.get_service(service, namespace or cluster.namespace)
     if form is Format.TEXT:
-        print(describe(resource, now=datetime.now(UTC)))
+        say(describe(resource, now=datetime.now(UTC)))
     else:
         emit(resource, form)
     if not is_ready(resource):

@@ -130,3 +130,18 @@ def test_approved_already_is_done(pratique: Run, cluster: FakeCluster) -> None:
     cluster.recorded = {"recordRef": "x", "fingerprint": RECORD.fingerprint, "approved": True}
     result = approve(pratique)
     assert (result.code, "approved already" in result.out) == (0, True)
+
+
+@pytest.mark.parametrize("steering", ["\x1b[3A\x1b[2K", "\r", "\x9b2J", "\u202e"])
+def test_a_record_cannot_draw_over_what_a_person_is_to_approve(
+    pratique: Run, cluster: FakeCluster, steering: str
+) -> None:
+    """A record is data that another pod wrote; a terminal would do what stands in it."""
+    model = RECORD.manifest.model.model_copy(update={"architecture": f"Llama{steering}Fake"})
+    record = make_record(manifest=RECORD.manifest.model_copy(update={"model": model}))
+    cluster.text = record.to_json()
+    cluster.recorded = {**(cluster.recorded or {}), "fingerprint": record.fingerprint}
+    result = pratique("release", "approve", "svc", "-n", "ns", "--yes")
+    assert result.code == 0, result.err
+    assert "Fake" in result.out
+    assert steering not in result.out

@@ -11,7 +11,7 @@ import typer
 
 from pratique_cli.commands.release.output import describe_manifest
 from pratique_cli.errors import EXIT_NO, CliError
-from pratique_cli.printing import note
+from pratique_cli.printing import note, say
 
 if TYPE_CHECKING:
     from pratique_cli.kube import Cluster
@@ -37,19 +37,19 @@ def approve(
     resource = cluster.get_service(service, where)
     found = read_recorded(resource)
     if found["approved"]:
-        print(f"Release {found['fingerprint']} is approved already.")
+        say(f"Release {found['fingerprint']} is approved already.")
         return
     record = read_kept_record(cluster, found, where)
-    print(f"Service:     {where}/{service}\nRecorded in: ConfigMap {found['recordRef']}")
-    print(describe_manifest(record.manifest), end="")
+    say(f"Service:     {where}/{service}\nRecorded in: ConfigMap {found['recordRef']}")
+    say(describe_manifest(record.manifest), end="")
     if fingerprint is not None and fingerprint != record.fingerprint:
-        print(f"Not approved: {fingerprint} was expected.")
+        say(f"Not approved: {fingerprint} was expected.")
         raise typer.Exit(EXIT_NO)
     if not yes and fingerprint is None and not typer.confirm(f"\nApprove release {record.fingerprint}?", default=False):
-        print("Not approved.")
+        say("Not approved.")
         raise typer.Exit(EXIT_NO)
     write_approval(cluster, resource, record.fingerprint)
-    print(f"Approved release {record.fingerprint}.")
+    say(f"Approved release {record.fingerprint}.")
     note(f"Keep it in your manifest too:\n  spec:\n    release:\n      fingerprint: {record.fingerprint}")
 
 

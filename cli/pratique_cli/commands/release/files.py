@@ -14,7 +14,7 @@ from pratique_cli.commands.release.options import (
 )
 from pratique_cli.commands.release.output import describe_manifest, format_record, to_text, write
 from pratique_cli.errors import EXIT_NO
-from pratique_cli.printing import Format, emit, format_table, to_yaml
+from pratique_cli.printing import Format, emit, format_table, say, to_yaml
 
 
 def show(
@@ -36,7 +36,7 @@ def show(
     if form is not RecordFormat.TEXT:
         print(to_text(manifest.describe(), Format(form.value)), end="")
         return
-    print(describe_manifest(manifest), end="")
+    say(describe_manifest(manifest), end="")
 
 
 def diff(
@@ -51,7 +51,7 @@ def diff(
     differences = compare_manifests(read_manifest(approved), read_manifest(candidate))
     if form is Format.TEXT:
         rows = [(f"{d.part}.{f.path}", f.expected, f.observed) for d in differences for f in d.fields]
-        print(format_table(("FIELD", "APPROVED", "CANDIDATE"), rows) if rows else "The releases are the same.")
+        say(format_table(("FIELD", "APPROVED", "CANDIDATE"), rows) if rows else "The releases are the same.")
     else:
         emit([difference.to_json_value() for difference in differences], form)
     if differences:

@@ -24,7 +24,7 @@ from pratique_cli.commands.release.output import (
 from pratique_cli.errors import EXIT_NO, EXIT_USAGE, CliError
 from pratique_cli.offline import run_offline
 from pratique_cli.pod_records import ManagementPort, at_url, obtain_record
-from pratique_cli.printing import Format, emit, note
+from pratique_cli.printing import Format, emit, note, say
 
 if TYPE_CHECKING:
     from pratique_contract.record import ReleaseRecord
@@ -178,7 +178,7 @@ def verify(
     approved = read_record(record_file)
     verdict: Verdict = run_offline("verify", release.spec(), approved)
     if form is Format.TEXT:
-        print(describe_verdict(verdict))
+        say(describe_verdict(verdict))
     else:
         emit(verdict.to_json_value(), form)
     if not verdict.passed:

@@ -16,7 +16,7 @@ from pratique_cli.commands.release.options import (
 )
 from pratique_cli.commands.release.output import format_record, signature_path, write
 from pratique_cli.errors import EXIT_NO, EXIT_USAGE, CliError
-from pratique_cli.printing import note
+from pratique_cli.printing import note, say
 
 
 def keygen(
@@ -79,6 +79,6 @@ def verify_signature(
         raise CliError(f"{file} has no signature beside it; name one with --signature FILE")
     keys = read_public_keys(key)
     if not is_signed_by(keys, read.text, text):
-        print(f"Not signed by {key}: the signature is not of these bytes, or of another key.")
+        say(f"Not signed by {key}: the signature is not of these bytes, or of another key.")
         raise typer.Exit(EXIT_NO)
-    print(f"Signed by {key}: release {read.record.fingerprint}")
+    say(f"Signed by {key}: release {read.record.fingerprint}")
