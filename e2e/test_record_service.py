@@ -9,7 +9,7 @@ import pytest
 
 from e2e import example
 from e2e.support import service
-from e2e.support.kube import kubectl
+from e2e.support.kube import environment, kubectl
 from pratique_contract.record import ReleaseRecord
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 def _pratique(*arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "pratique_cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=390)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=390, env=environment())
 
 
 @pytest.mark.real_model
@@ -30,20 +30,8 @@ def test_the_record_of_a_running_service_is_the_approved_release(tmp_path: Path)
     assert record.fingerprint == approved
     # The same pod again, as the owner of a record who adds a host: it has this device's outputs already.
     again = tmp_path / "again.json"
-    extended = _pratique(
-        *(
-            "release",
-            "record",
-            "--service",
-            example.NAME,
-            "-n",
-            example.NAMESPACE,
-            "--add-output",
-            path,
-            "--output",
-            again,
-        )
-    )
+    where = ("--service", example.NAME, "-n", example.NAMESPACE)
+    extended = _pratique("release", "record", *where, "--add-output", path, "--output", again)
     assert extended.returncode == 0, extended.stderr
     assert "has the outputs of this device already" in extended.stderr
     assert again.read_text() == path.read_text()
