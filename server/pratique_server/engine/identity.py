@@ -24,16 +24,21 @@ from pratique_server.engine.threads import applied_thread_settings
 
 # Libraries whose change can change numbers or text.
 LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors", "jinja2")
+# Parts of the server that never run in the process that serves (import-linter proves it): a fix in one of them
+# must not make every release another one.
+_BESIDE_SERVING: Final = ("fetch", "review")
 _SOURCE_PACKAGES: Final = ("pratique_contract", "pratique_server")
 
 
 @functools.cache
 def engine_build() -> str:
-    """``sha256:`` over the path and bytes of every Python file of the contract and the server, in sorted order."""
+    """``sha256:`` over the path and bytes of every Python file of the contract and of the server's serving parts, in sorted order."""
     hasher = hashlib.sha256()
     for package in _SOURCE_PACKAGES:
         root = _package_root(package)
         for file in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+            if package == "pratique_server" and file.relative_to(root).parts[0] in _BESIDE_SERVING:
+                continue
             name = f"{package}/{file.relative_to(root).as_posix()}".encode()
             content = file.read_bytes()
             hasher.update(b"%d %d " % (len(name), len(content)) + name + content)

@@ -16,13 +16,13 @@ from typing import Final, cast
 from pratique_server.fetch.errors import CorruptError, DiskFullError, FetchError
 from pratique_server.fetch.progress import size_text
 from pratique_server.fetch.selection import (
-    PICKLE_SUFFIXES,
     Wanted,
     is_safe,
     pickles_only,
     select,
     shown,
 )
+from pratique_server.release.files import PICKLE_SUFFIXES
 
 _CHUNK_BYTES: Final = 1024 * 1024
 _WHITEOUT: Final = ".wh."

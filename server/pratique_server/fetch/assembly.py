@@ -15,10 +15,11 @@ from pratique_server.fetch.lock import FolderLock
 from pratique_server.fetch.progress import Progress, size_text
 from pratique_server.fetch.remote import Listing, Remote
 from pratique_server.fetch.secrets import clean_url
-from pratique_server.fetch.selection import Selection, is_pickle, require_usable, shown
+from pratique_server.fetch.selection import Selection, require_usable, shown
 from pratique_server.fetch.store import ARCHIVES_FOLDER, Receipt, ReceiptFile, Store, source_key
 from pratique_server.fetch.targets import Target
 from pratique_server.fetch.transfer import FetchedFile, Transfer, TransferLimits
+from pratique_server.release.files import is_pickle
 
 STAGING_FOLDER: Final = f"{ARCHIVES_FOLDER}/staged"
 # File systems want some room of their own; a volume filled to the last byte makes trouble for everybody on it.

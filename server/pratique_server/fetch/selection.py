@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from pratique_server.fetch.errors import FetchError
+from pratique_server.release.files import is_pickle
 
-PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".pickle", ".joblib")
 TEXT_SUFFIXES: Final = (".json", ".jinja", ".model", ".tiktoken")
 TOKENIZER_TEXTS: Final = ("vocab.txt", "merges.txt", "bpe.codes")
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
@@ -74,10 +74,6 @@ def pickles_only(source: str, pickles: Iterable[str]) -> FetchError:
         f"{source} has its weights only as {shown(pickles)}: files that can run code when they are read are refused. "
         "Use a revision with safetensors, or convert the model"
     )
-
-
-def is_pickle(name: str) -> bool:
-    return name.lower().endswith(PICKLE_SUFFIXES)
 
 
 def is_safe(name: str) -> bool:

@@ -52,6 +52,9 @@ TOKENIZER_BYTE_FILES: Final = ("merges.txt", "tokenizer.model")
 # What ``json.loads`` raises for bytes that are not JSON it can hold; the second for a text nested too deeply.
 JSON_ERRORS: Final = (ValueError, RecursionError)
 
+# Formats that can run code when they are read: never fetched, never opened.
+PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".pickle", ".joblib")
+
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -101,3 +104,7 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise ValueError("an object repeats a key")
     return value
+
+
+def is_pickle(name: str) -> bool:
+    return name.lower().endswith(PICKLE_SUFFIXES)

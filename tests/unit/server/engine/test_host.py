@@ -76,7 +76,11 @@ def test_the_build_is_the_source_and_nothing_else(tmp_path: Path, monkeypatch: p
     (tmp_path / "copy" / "sub" / "b.py").rename(tmp_path / "copy" / "sub" / "c.py")
     renamed = build()
     (tmp_path / "copy" / "a.py").write_text("x = 2\n")
-    assert len({first, renamed, build()}) == 3
+    changed = build()
+    assert len({first, renamed, changed}) == 3
+    (tmp_path / "copy" / "fetch").mkdir()
+    (tmp_path / "copy" / "fetch" / "program.py").write_text("z = 3\n")
+    assert build() == changed, "what only fetches is not what serves"
 
 
 def test_the_kernels_are_named_for_whoever_compares_two_hosts() -> None:
