@@ -78,9 +78,22 @@ def test_the_build_is_the_source_and_nothing_else(tmp_path: Path, monkeypatch: p
     (tmp_path / "copy" / "a.py").write_text("x = 2\n")
     changed = build()
     assert len({first, renamed, changed}) == 3
-    (tmp_path / "copy" / "fetch").mkdir()
-    (tmp_path / "copy" / "fetch" / "program.py").write_text("z = 3\n")
-    assert build() == changed, "what only fetches is not what serves"
+
+
+def test_what_only_fetches_or_reviews_is_not_in_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fix in a downloader made every recorded release another one."""
+    (tmp_path / "contract").mkdir()
+    (tmp_path / "server" / "gate").mkdir(parents=True)
+    folders = {"pratique_contract": tmp_path / "contract", "pratique_server": tmp_path / "server"}
+    monkeypatch.setattr(identity, "_package_root", folders.__getitem__)
+    build = identity.engine_build.__wrapped__
+    empty = build()
+    for name in ("fetch", "review"):
+        (tmp_path / "server" / name).mkdir()
+        (tmp_path / "server" / name / "program.py").write_text("z = 3\n")
+    assert build() == empty
+    (tmp_path / "server" / "gate" / "gate.py").write_text("z = 3\n")
+    assert build() != empty
 
 
 def test_the_kernels_are_named_for_whoever_compares_two_hosts() -> None:
