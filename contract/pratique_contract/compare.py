@@ -175,5 +175,9 @@ def _as_text(value: Any) -> str:
         return "nothing"  # "None" is a quantization method
     if isinstance(value, dict) and {"size", "sha256"} <= set(value):
         return f"{value['size']} bytes, {value['sha256']}"
+    if isinstance(value, dict) and {"name", "revision"} <= set(value):
+        return f"{value['name']} at {value['revision']}"
+    if isinstance(value, list) and _list_key(value) is not None:
+        return " before ".join(map(_as_text, value))  # the order is what differs, and matters
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."

@@ -101,6 +101,7 @@ def test_the_order_of_adapters_is_identity_since_merging_does_not_commute() -> N
     (difference,) = compare_manifests(forward, backward)
     assert difference.reason is Reason.ADAPTER_MISMATCH
     assert difference.fields[0].path == "adapters"
+    assert difference.fields[0].expected == f"harbour at {first.revision} before {second.name} at {second.revision}"
 
 
 def test_a_manifest_survives_json() -> None:
@@ -180,3 +181,10 @@ def test_whatever_moves_a_digest_is_named_as_a_difference(one: list[str], other:
     )
     (difference,) = compare_manifests(left, right)
     assert [field.path for field in difference.fields] == ["generationDefaults.stop_strings"]
+
+
+def test_an_adapter_that_only_one_side_has_is_named_and_not_printed_as_a_structure() -> None:
+    (first,) = BASE.adapters.adapters
+    (difference,) = compare_manifests(BASE, make_manifest(adapters=type(BASE.adapters)()))
+    assert difference.fields[0].expected == f"harbour at {first.revision}"
+    assert "{" not in difference.message
