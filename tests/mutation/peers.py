@@ -25,31 +25,33 @@ import httpx
 from bench.conditions import describe_host
 from tests.mutation.fault import Fault
 from tests.mutation.faults import FAULTS
-from tests.mutation.releases import Releases
-from tests.support.models import cache_dir
-from tests.support.mutations import Mutation, copy_of
+from tests.mutation.releases import CONTEXT_TOKENS
+from tests.support.models import cache_dir, tiny_model
+from tests.support.mutations import Mutation, copy_of, edit_json
 
 RESULTS: Final = Path(__file__).parents[2] / "bench" / "results"
 QUESTION: Final = {"messages": [{"role": "user", "content": "Count from 1 to 20."}], "max_tokens": 8, "temperature": 0}
+HIDDEN: Final = 256
 START_SECONDS_MAX: Final = 240.0
 ANSWER_SECONDS_MAX: Final = 60.0
 
+SOUND: Final = "nothing wrong"
 # One artefact fault of each part that lies in a model's folder.
 CHOSEN: Final = (
-    "model: lowest mantissa bit of one weight in the embedding",
     "model: k and v projection of one layer swapped",
-    "model: one tensor zeroed",
+    "chatTemplate: one letter of the default system prompt",
+    "tokenizer: two ordinary tokens swapped",
+    "specialTokens: another EOS id",
     "model: one tensor missing",
     "model: rope theta doubled",
-    "model: the file cut in the middle",
-    "tokenizer: last merge missing",
-    "tokenizer: two ordinary tokens swapped",
-    "tokenizer: normalizer lower case",
-    "chatTemplate: one letter of the default system prompt",
-    "chatTemplate: generation prompt missing",
-    "specialTokens: another EOS id",
-    "specialTokens: default temperature",
     "quantization: the checkpoint says bfloat16",
+    "model: lowest mantissa bit of one weight in the embedding",
+    "tokenizer: last merge missing",
+    "model: one tensor zeroed",
+    "specialTokens: default temperature",
+    "model: the file cut in the middle",
+    "tokenizer: normalizer lower case",
+    "chatTemplate: generation prompt missing",
 )
 
 
@@ -169,26 +171,37 @@ def main() -> None:
     results = _read_results()
     room = Path(tempfile.mkdtemp(prefix="mutation-peers-"))
     try:
-        base = Releases(room).get("tiny").folder
+        base = _wide(room)
         for name in names:
-            results["peers"][name] = _run(PEERS[name], base, room)
-            results["host"] = describe_host()
-            _write_results(results)
+            peer = PEERS[name]
+            results["peers"][name] = {"name": peer.name, "version": peer.version(), "hidden": HIDDEN, "rows": []}
+            for row in _run(peer, base, room):
+                print(f"{peer.name}: {row}", flush=True)
+                results["peers"][name]["rows"].append(row)
+                results["host"] = describe_host()
+                _write_results(results)  # each row: a run that is stopped keeps what it has seen
     finally:
         shutil.rmtree(room, ignore_errors=True)
 
 
-def _run(peer: Peer, base: Path, room: Path) -> dict[str, Any]:
+def _wide(room: Path) -> Path:
+    """As the releases of the suite, with heads of a size that every peer has kernels for."""
+    folder = copy_of(tiny_model(hidden=HIDDEN), room / "wide")
+    edit_json(folder / "config.json", lambda config: config.update(max_position_embeddings=CONTEXT_TOKENS))
+    return folder
+
+
+def _run(peer: Peer, base: Path, room: Path) -> Iterator[dict[str, Any]]:
     by_id = {fault.id: fault for fault in FAULTS}
-    rows = [{"fault": "nothing wrong", **try_folder(peer, copy_of(base, room / "model"), room)}]
-    print(f"{peer.name}: {rows[0]}", flush=True)
-    if rows[0]["health"] != 200:
-        raise SystemExit(f"{peer.name} does not serve the folder that has nothing wrong: see {room / 'log'}")
+    sound = try_folder(peer, copy_of(base, room / "model"), room)
+    yield {"fault": SOUND, **sound}
+    if sound["health"] != 200:
+        raise SystemExit(
+            f"{peer.name} does not serve the folder that has nothing wrong:\n{(room / 'log').read_text()[-2000:]}"
+        )
     for chosen in CHOSEN:
         folder = copy_of(base, room / "model", _mutation_of(by_id[chosen]))
-        rows.append({"fault": chosen, **try_folder(peer, folder, room)})
-        print(f"{peer.name}: {rows[-1]}", flush=True)
-    return {"name": peer.name, "version": peer.version(), "rows": rows}
+        yield {"fault": chosen, **try_folder(peer, folder, room)}
 
 
 def _mutation_of(fault: Fault) -> Mutation:
@@ -213,7 +226,7 @@ def _write_results(results: dict[str, Any]) -> None:
 
 def _as_markdown(results: dict[str, Any]) -> str:
     host, peers = results["host"], list(results["peers"].values())
-    names = [f"{peer['name']} {peer['version']}" for peer in peers]
+    names = [f"{peer['name']} {peer['version']} (hidden {peer['hidden']})" for peer in peers]
     lines = [
         "# What peers let through",
         "",
@@ -226,9 +239,11 @@ def _as_markdown(results: dict[str, Any]) -> str:
         f"| fault | {' | '.join(names)} |",
         f"|---|{'---|' * len(names)}",
     ]
-    for position, row in enumerate(peers[0]["rows"]):
-        cells = [_cell(peer["rows"][position], peer["rows"][0]) for peer in peers]
-        lines.append(f"| {row['fault']} | {' | '.join(cells)} |")
+    for fault in (SOUND, *CHOSEN):
+        cells = [
+            _cell(next((row for row in peer["rows"] if row["fault"] == fault), None), peer["rows"][0]) for peer in peers
+        ]
+        lines.append(f"| {fault} | {' | '.join(cells)} |")
     for peer in peers:
         through = sum(_is_through(row) for row in peer["rows"][1:])
         lines += ["", f"{peer['name']}: {through} of {len(peer['rows']) - 1} faults healthy and answered with 200."]
@@ -239,7 +254,9 @@ def _is_through(row: dict[str, Any]) -> bool:
     return row["health"] == 200 and row["answer"]["status"] == 200
 
 
-def _cell(row: dict[str, Any], sound: dict[str, Any]) -> str:
+def _cell(row: dict[str, Any] | None, sound: dict[str, Any]) -> str:
+    if row is None:
+        return "not run"
     if row["health"] != 200:
         return "does not start"
     if not _is_through(row):
