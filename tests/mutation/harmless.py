@@ -4,28 +4,38 @@ Each row says why no served byte can differ. ``act`` looks further than the pass
 """
 
 import hashlib
-import importlib
 import json
 import os
 import shutil
-import signal
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
-import torch
-
 from pratique_server.engine.client import start_engine
-from tests.integration.server.running import serving, wait_until
 from tests.mutation.fault import Act, Arrange, Variation, declared, files, stream
-from tests.mutation.faults.streams import Kinds, read, write
 from tests.mutation.faults.texts import generation, settings
 from tests.mutation.faults.weights import config
-from tests.mutation.scene import Judged, Scene
-from tests.support.broken_streams import Events
+from tests.mutation.moments import (
+    BusyFirst,
+    Fragments,
+    api_keys,
+    contents_joined,
+    drained,
+    engine_replaced,
+    golden_prompts_again,
+    hammered,
+    many_at_once,
+    more_headers,
+    one_thread_more,
+    proved_again,
+    second_replica,
+    slow_steps,
+    slowed,
+    with_comments,
+    with_key,
+    with_more_fields,
+)
+from tests.mutation.scene import Scene
 from tests.support.models import CHATML
 from tests.support.mutations import Mutation, copy_of, edit_json, reformat_json, replace
 
@@ -144,221 +154,6 @@ def _record_reordered(value: dict[str, Any]) -> str:
     return json.dumps(value)
 
 
-# The host and the moment
-
-
-def _two_threads(scene: Scene) -> None:
-    threads = torch.get_num_threads()
-    scene.cleanups.append(lambda: torch.set_num_threads(threads))
-    torch.set_num_threads(threads + 1)
-
-
-def _slow(target: str, seconds: float) -> Arrange:
-    """A function of the server that takes its time."""
-
-    def arrange(scene: Scene) -> None:
-        module, _, name = target.rpartition(".")
-        original = _resolve(module, name)
-
-        def slow(*args: Any, **fields: Any) -> Any:
-            time.sleep(seconds)
-            return original(*args, **fields)
-
-        scene.monkeypatch.setattr(target, slow)
-
-    return arrange
-
-
-def _resolve(module: str, name: str) -> Any:
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError:
-        parent, _, attribute = module.rpartition(".")
-        return getattr(getattr(importlib.import_module(parent), attribute), name)
-
-
-def _slow_steps(engine: Any, scene: Scene) -> None:
-    step = engine.step
-
-    def slow() -> Any:
-        time.sleep(0.01)
-        return step()
-
-    scene.monkeypatch.setattr(engine, "step", slow)
-
-
-class _BusyFirst:
-    """The first requests are turned away: the pod is saturated."""
-
-    def __init__(self, app: Any, count: int) -> None:
-        self._app, self._left = app, count
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] != "/v1/chat/completions" or self._left <= 0:
-            await self._app(scope, receive, send)
-            return
-        self._left -= 1
-        await receive()
-        body = json.dumps({"error": {"code": "queue_full", "message": "try again"}}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 429, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-
-class _Fragments:
-    """Every write becomes many small ones."""
-
-    def __init__(self, app: Any, size: int) -> None:
-        self._app, self._size = app, size
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def fragmented(message: Any) -> None:
-            body = message.get("body", b"")
-            if message["type"] != "http.response.body" or len(body) <= self._size:
-                await send(message)
-                return
-            for start in range(0, len(body), self._size):
-                await send({**message, "body": body[start : start + self._size], "more_body": True})
-            if not message.get("more_body", False):
-                await send({"type": "http.response.body", "body": b""})
-
-        await self._app(scope, receive, fragmented)
-
-
-def _hammered(path: str, workers: int = 8) -> Arrange:
-    """Many clients besides the knocking user, on one port, for as long as the pod proves itself."""
-
-    def arrange(scene: Scene) -> None:
-        def hammer(server: Any) -> Callable[[], None]:
-            stop = threading.Event()
-            base = server.api_url if path.startswith("/v1") else str(server.management.base_url)
-
-            def run() -> None:
-                with httpx.Client(timeout=30, trust_env=False) as client:
-                    while not stop.is_set():
-                        try:
-                            client.request("POST" if path.startswith("/v1") else "GET", f"{base}{path}", json={})
-                        except httpx.TransportError:
-                            time.sleep(0.01)
-
-            threads = [threading.Thread(target=run) for _ in range(workers)]
-            for thread in threads:
-                thread.start()
-
-            def end() -> None:
-                stop.set()
-                for thread in threads:
-                    thread.join(35)
-
-            return end
-
-        scene.while_proving.append(hammer)
-
-    return arrange
-
-
-# After the verdict
-
-
-def _many_at_once(judged: Judged) -> None:
-    """Right after readiness, sixteen users at once."""
-    statuses: list[int] = []
-    question = {"model": "tiny", "messages": [{"role": "user", "content": "Ahoy"}], "max_tokens": 8, "stream": True}
-
-    def one() -> None:
-        answer = httpx.post(f"{judged.server.api_url}/v1/chat/completions", json=question, timeout=30, trust_env=False)
-        statuses.append(answer.status_code)
-
-    threads = [threading.Thread(target=one) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(35)
-    assert statuses == [200] * 16
-
-
-def _golden_prompts_again(judged: Judged) -> None:
-    """Users ask the golden prompts, whose prefixes have been computed before: the answers are the recorded ones."""
-    for case in judged.scene.record.golden.cases:
-        body = {"model": "tiny", "messages": list(case.messages), "max_tokens": case.max_tokens, "temperature": 0}
-        for _ in range(2):
-            answer = httpx.post(f"{judged.server.api_url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
-            assert answer.json()["choices"][0]["message"]["content"] == case.outputs[0].text
-
-
-def _proved_again(judged: Judged) -> None:
-    """Idle re-verification sends the golden cases again, after users' requests."""
-    wait_until(lambda: judged.server.verdict().get("reverification") is not None, seconds=20)
-    verdict = judged.server.verdict()
-    assert (verdict["result"], verdict["reverification"]["result"]) == ("Pass", "Pass")
-
-
-def _engine_replaced(judged: Judged) -> None:
-    """The engine is killed; the next one is proved anew and serves."""
-    engine: Any = judged.process.engine
-    epoch = judged.server.stats()["epoch"]
-    os.kill(int(engine._core.process.pid), signal.SIGKILL)
-    wait_until(lambda: judged.server.probe("readyz")[0] == 503, seconds=30)
-    judged.server.wait_ready(seconds=180)
-    assert judged.server.stats()["epoch"] > epoch
-
-
-def _drained(judged: Judged) -> None:
-    """A drain begins: the pod leaves its endpoints and its verdict stays what it was."""
-    judged.server.management.post("/drain")
-    wait_until(lambda: judged.server.probe("readyz")[0] == 503, seconds=5)
-    assert judged.server.verdict()["result"] == "Pass"
-
-
-def _second_replica(judged: Judged) -> None:
-    """Another pod of the same release proves itself beside this one."""
-    with serving(judged.scene.spec(), start_engine=judged.scene.start_engine) as (other, _):
-        other.wait_ready()
-        assert other.verdict()["fingerprint"] == judged.server.verdict()["fingerprint"]
-
-
-def _with_key(judged: Judged) -> None:
-    question = {"model": "tiny", "messages": [{"role": "user", "content": "Ahoy"}], "max_tokens": 4}
-    url = f"{judged.server.api_url}/v1/chat/completions"
-    answer = httpx.post(url, json=question, headers={"authorization": "Bearer k-1"}, timeout=30, trust_env=False)
-    assert answer.status_code == 200
-
-
-def _api_keys(scene: Scene) -> None:
-    keys = scene.room / "keys"
-    keys.mkdir()
-    (keys / "harbour").write_text("k-1\n")
-    scene.declare(api_keys_path=str(keys))
-
-
-# Streams that only look otherwise
-
-
-def _with_comments(events: Events) -> Events:
-    return [part for event in events for part in (b": keep-alive\n\n", event)]
-
-
-def _contents_joined(events: Events) -> Events:
-    """Two tokens in one event, as after a stall of the client."""
-    kinds = Kinds(events)
-    if kinds.last == kinds.first:
-        return events
-    first, second = read(events[kinds.last - 1]), read(events[kinds.last])
-    one, other = first["choices"][0], second["choices"][0]
-    one["delta"]["content"] += other["delta"]["content"]
-    one["token_ids"] += other["token_ids"]
-    one["logprobs"]["content"] += other["logprobs"]["content"]
-    return [*events[: kinds.last - 1], write(first), *events[kinds.last + 1 :]]
-
-
-def _with_more_fields(events: Events) -> Events:
-    return [event if b"[DONE]" in event else write({**read(event), "service_tier": None}) for event in events]
-
-
-def _more_headers(message: Any) -> Any:
-    return {**message, "headers": [(b"x-proxy", b"harbour"), *message["headers"]]}
-
-
 def _v(
     name: str, why: str, arrange: Arrange, *, base: str = "tiny", act: Act | None = None, status: int = 200
 ) -> Variation:
@@ -424,27 +219,27 @@ HARMLESS: Final = (
         limits={"max_queued": 7, "max_queued_tokens": 9000, "request_timeout_seconds": 30, "max_body_bytes": 65536})),
     _v("another drain", TUNING, declared(drain={"pre_stop_seconds": 0.1, "deadline_seconds": 3})),
     _v("all addresses", HOST, declared(host="0.0.0.0")),
-    _v("with API keys", "who may ask does not change the answer", _api_keys, act=_with_key, status=401),
-    _v("one thread more", HOST, _two_threads),
-    _v("a slow disk", TUNING, _slow("pratique_server.engine.weights.read_safetensors", 0.5)),
-    _v("a slow template", TUNING, _slow("pratique_server.text.template.ChatTemplate.render", 0.02)),
-    _v("a slow engine", TUNING, lambda scene: scene.engine_hooks.append(_slow_steps)),
-    _v("a saturated pod", "busy is not wrong", lambda scene: scene.wrap_app(lambda app: _BusyFirst(app, 4))),
-    _v("users knock from eight sides", TUNING, _hammered("/v1/chat/completions")),
-    _v("probes knock from eight sides", TUNING, _hammered("/readyz")),
-    _v("keep-alive comments", FRAMING, stream(_with_comments)),
+    _v("with API keys", "who may ask does not change the answer", api_keys, act=with_key, status=401),
+    _v("one thread more", HOST, one_thread_more),
+    _v("a slow disk", TUNING, slowed("pratique_server.engine.weights.read_safetensors", 0.5)),
+    _v("a slow template", TUNING, slowed("pratique_server.text.template.ChatTemplate.render", 0.02)),
+    _v("a slow engine", TUNING, lambda scene: scene.engine_hooks.append(slow_steps)),
+    _v("a saturated pod", "busy is not wrong", lambda scene: scene.wrap_app(lambda app: BusyFirst(app, 4))),
+    _v("users knock from eight sides", TUNING, hammered("/v1/chat/completions")),
+    _v("probes knock from eight sides", TUNING, hammered("/readyz")),
+    _v("keep-alive comments", FRAMING, stream(with_comments)),
     _v("the whole body in one write", FRAMING, stream(lambda events: events)),
-    _v("writes of seven bytes", FRAMING, lambda scene: scene.wrap_app(lambda app: _Fragments(app, 7))),
-    _v("two tokens in one event", FRAMING, stream(_contents_joined)),
-    _v("a field that says nothing", FRAMING, stream(_with_more_fields)),
-    _v("a proxy's header", FRAMING, lambda scene: scene.break_streams(lambda events: events, start=_more_headers)),
-    _v("sixteen users right after readiness", TUNING, _nothing, act=_many_at_once),
+    _v("writes of seven bytes", FRAMING, lambda scene: scene.wrap_app(lambda app: Fragments(app, 7))),
+    _v("two tokens in one event", FRAMING, stream(contents_joined)),
+    _v("a field that says nothing", FRAMING, stream(with_more_fields)),
+    _v("a proxy's header", FRAMING, lambda scene: scene.break_streams(lambda events: events, start=more_headers)),
+    _v("sixteen users right after readiness", TUNING, _nothing, act=many_at_once),
     _v("golden prompts asked by users, prefixes known", "an answer does not depend on what was asked before", _nothing,
-       act=_golden_prompts_again),
-    _v("proved again while idle", "the same cases", declared(release={"reverify": {"interval_seconds": 0.2}}), act=_proved_again),
-    _v("a second replica", HOST, _nothing, act=_second_replica),
-    _v("a drain after the verdict", TUNING, _nothing, act=_drained),
-    _v("an engine that was killed and replaced", "the next engine loads the same bytes", _real_process, act=_engine_replaced),
+       act=golden_prompts_again),
+    _v("proved again while idle", "the same cases", declared(release={"reverify": {"interval_seconds": 0.2}}), act=proved_again),
+    _v("a second replica", HOST, _nothing, act=second_replica),
+    _v("a drain after the verdict", TUNING, _nothing, act=drained),
+    _v("an engine that was killed and replaced", "the next engine loads the same bytes", _real_process, act=engine_replaced),
 )  # fmt: skip
 
 # Each starts the whole server as a process of its own, as a container does.
