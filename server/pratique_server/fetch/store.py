@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 
 from pratique_contract.model import ContractModel
 from pratique_server.fetch.errors import FetchError
 from pratique_server.fetch.parts import Part, save_parts
-from pratique_server.fetch.selection import Wanted
+from pratique_server.fetch.selection import Wanted, is_safe
 
 RECEIPT_FILE: Final = ".pratique-fetch.json"
 STATE_FOLDER: Final = ".state"
@@ -33,6 +33,14 @@ class ReceiptFile(ContractModel):
     size: int
     sha256: str
     version: str = ""
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        """A receipt lies on a shared volume: whoever wrote it, what it names is read, kept and written beside."""
+        if not is_safe(path):
+            raise ValueError("the name leads out of the folder, or hides something")
+        return path
 
 
 class Receipt(ContractModel):

@@ -231,6 +231,18 @@ def test_the_receipt_names_every_file_with_its_digest(place: Place) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["../stolen.json", "/etc/hostname", "a/../../x.json", ".hidden.json"])
+def test_a_receipt_that_names_files_elsewhere_is_none(place: Place, name: str) -> None:
+    """Another tenant of the volume can write one: what it names would be hashed, kept, and noted down beside."""
+    fetch(place.target(), place.settings())
+    path = place.path / ".pratique-fetch.json"
+    receipt = json.loads(path.read_text())
+    receipt["files"][0]["path"] = name
+    path.write_text(json.dumps(receipt))
+    assert Store(place.path).read_receipt() is None
+    assert "holds files that no fetch has put there" in failure(place.target(), place.settings()).message
+
+
 def test_a_receipt_that_is_no_receipt_makes_nobody_believe_the_folder(place: Place) -> None:
     fetch(place.target(), place.settings())
     (place.path / ".pratique-fetch.json").write_text(json.dumps({"files": []}))
