@@ -93,6 +93,14 @@ def clean_url(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}" + (f"?{HIDDEN}" if parts.query else "")
 
 
+def _without_beginning(text: str, secret: str) -> str:
+    """The text without a beginning of the secret at its end."""
+    for length in range(min(len(text), len(secret) - 1), _SECRET_LENGTH_MIN, -1):
+        if text.endswith(secret[:length]):
+            return f"{text[:-length]}{HIDDEN}"
+    return text
+
+
 class Redactor(logging.Filter):
     """``clean`` frees a text of secrets; as a filter on a log handler it does so with every message, whichever library wrote it."""
 
@@ -103,9 +111,8 @@ class Redactor(logging.Filter):
     def clean(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
-            if CUT in text:  # a long text was cut, perhaps in the middle of it
-                for length in range(len(secret) - 1, _SECRET_LENGTH_MIN, -1):
-                    text = text.replace(f"{secret[:length]}{CUT}", f"{HIDDEN}{CUT}")
+            *cut, rest = text.split(CUT)  # a long text was cut, perhaps in the middle of it
+            text = CUT.join([*(_without_beginning(piece, secret) for piece in cut), rest])
         return _URL.sub(lambda match: clean_url(match[0]), text)
 
     def filter(self, record: logging.LogRecord) -> bool:
