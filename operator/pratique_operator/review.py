@@ -76,9 +76,13 @@ def compute_review(
 
 
 def served_at(deployment: Manifest) -> datetime | None:
-    """When the revision first took traffic; None: it never did."""
+    """When the revision first took traffic; None: it never did, or somebody has written over the time with what is none."""
     value = deployment["metadata"].get("annotations", {}).get(names.ANNOTATION_SERVED_AT)
-    return None if value is None else datetime.fromisoformat(value)
+    try:
+        moment = datetime.fromisoformat(value or "")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _choose_reference(target: str, served: Mapping[str, datetime], entry: str | None) -> str | None:

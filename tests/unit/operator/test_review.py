@@ -9,7 +9,7 @@ from pratique_contract import ReleaseRecord
 from pratique_contract.review import REQUIRED_TESTS, Review, ReviewedDifference, ReviewTest
 from pratique_operator import names
 from pratique_operator.observe import Snapshot, rollout_state
-from pratique_operator.review import Candidate, ReviewState, compute_review
+from pratique_operator.review import Candidate, ReviewState, compute_review, served_at
 from pratique_operator.rollout import plan_rollout
 from pratique_operator.status import compute_status
 from tests.support.releases import make_manifest, make_record
@@ -167,3 +167,17 @@ def test_status_says_what_is_held_and_the_serving_revision_scales_on() -> None:
 def test_warn_starts_the_candidate() -> None:
     plan = plan_rollout(rollout_state(world("Warn")), NOW)
     assert dict(plan.replicas) == {"old": 1, make_target(release={"policy": "TrustFirst"}).revision: 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-01-01T00:00:00Z", START),
+        ("2026-01-01T00:00:00", START),
+        ("yesterday", None),
+        ("", None),
+    ],
+)
+def test_a_time_that_somebody_wrote_over_is_no_time(text: str, moment: datetime | None) -> None:
+    """Anyone who may annotate a Deployment would end every pass of its service."""
+    assert served_at(make_deployment("r", marks={names.ANNOTATION_SERVED_AT: text})) == moment
