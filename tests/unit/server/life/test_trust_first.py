@@ -128,19 +128,22 @@ async def test_a_pod_too_busy_to_be_compared_serves_on_until_it_can_be(
 ) -> None:
     """Saturation never takes a pod out: only an answer that differs does."""
     kept, recorded = (await _first_record(tiny_model_dir)).to_json(), tmp_path / "record.json"
-    prove, busy = Verification._prove, [Reason.PROBE_TIMEOUT, Reason.ENGINE_UNREACHABLE]
+    prove, busy = Verification._prove, True
+    told: list[Reason] = []
 
     async def sometimes_busy(self: Verification, *arguments: Any, serving: bool = False) -> Verdict:
         if serving and busy:
-            return Verdict(result=VerdictResult.FAIL, reason=busy.pop(0), message="no time")
+            told.append((Reason.PROBE_TIMEOUT, Reason.ENGINE_UNREACHABLE)[len(told) % 2])
+            return Verdict(result=VerdictResult.FAIL, reason=told[-1], message="no time")
         return await prove(self, *arguments, serving=serving)
 
     monkeypatch.setattr(Verification, "_prove", sometimes_busy)
     async with pod(tiny_model_dir, recorded=recorded, engine=OtherWeights(events_of("ok"))) as it:
         await it.until("readyz", 200)
-        recorded.write_text(kept)
-        await eventually(lambda: len(busy) == 1)
+        _bring(recorded, kept)
+        await eventually(lambda: len(told) >= 2)
         assert (await it.get("readyz"))[0] == 200
+        busy = False
         await it.until("readyz", 503)
         assert (await it.verdict())["reason"] == "ModelMismatch"
 
