@@ -11,8 +11,10 @@ from typing import Final
 from pratique_server.text.tokenizer import Tokenizer
 
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
-# A character is at most four bytes, so at most four tokens. Bytes that stay invalid beyond this are shown as they are.
+# From this many held ids on, those that no later id can change are given out although they are no valid text.
 HELD_TOKENS_MAX: Final = 8
+# A character has at most four bytes, and a visible id at least one: whatever has three visible ids behind it is settled.
+SETTLING_TOKENS: Final = 3
 
 
 class Detokenizer:
@@ -37,10 +39,32 @@ class Detokenizer:
             if len(self._held) > HELD_TOKENS_MAX:
                 self._held = self._held[-HELD_TOKENS_MAX:]
             return ""
-        if fresh.endswith(REPLACEMENT) and len(self._held) < HELD_TOKENS_MAX:
-            return ""
-        self._shown, self._held = self._held, []
-        self._shown_text = self._tokenizer.decode(self._shown)
+        if fresh.endswith(REPLACEMENT):
+            if len(self._held) < HELD_TOKENS_MAX:
+                return ""
+            settled = self._settled(text)
+            if settled:
+                return self._give(settled)
+            if len(self._held) < 2 * HELD_TOKENS_MAX:
+                return ""
+        return self._give(len(self._held))
+
+    def _settled(self, text: str) -> int:
+        """How many of the held ids no later id can change; ``text`` is that of the whole window."""
+        visible = 0
+        for count in range(len(self._held) - 1, 0, -1):
+            visible += bool(self._tokenizer.decode([self._held[count]]))
+            # A character that the cut would part shows otherwise in the whole.
+            if visible >= SETTLING_TOKENS and text.startswith(self._tokenizer.decode(self._shown + self._held[:count])):
+                return count
+        return 0
+
+    def _give(self, count: int) -> str:
+        """Show the first ``count`` held ids."""
+        given, self._held = self._held[:count], self._held[count:]
+        fresh = self._tokenizer.decode(self._shown + given)[len(self._shown_text) :]
+        self._shown = given
+        self._shown_text = self._tokenizer.decode(given)
         return fresh
 
     def finish(self) -> str:

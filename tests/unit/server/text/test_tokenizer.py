@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pratique_server.text import Detokenizer, StopStrings, Tokenizer, TokenizerError
@@ -130,6 +130,8 @@ def test_pieces_join_to_the_text_and_each_is_whole_characters(text: str) -> None
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
+# Six stray bytes and then a character of three: the hold ran out in its middle, and the character was lost.
+@example([94, 94, 94, 94, 94, 94, 156, 94, 94])
 @given(st.lists(st.integers(min_value=0, max_value=257), max_size=40))
 @settings(max_examples=150, deadline=None)
 @pytest.mark.req("R74")
