@@ -264,9 +264,11 @@ async def test_an_engine_that_says_more_after_its_finish_is_not_listened_to() ->
 async def test_the_clients_deadline_before_the_first_token_is_408(source: str, streamed: bool) -> None:
     api = make_api([asyncio.Event()])
     body: dict[str, Any] = {"stream": streamed}
-    headers = {"x-pratique-deadline-ms": "50"} if source == "header" else {}
+    headers = {"x-pratique-deadline-ms": "300"} if source == "header" else {}
     if source == "body":
-        body["deadline_ms"] = 50
+        body["deadline_ms"] = (
+            300  # long enough to reach the engine on a busy machine, which is where it must be cancelled
+        )
     response = await api.chat(body, **headers)
     assert (response.status_code, response.json()["error"]["code"]) == (408, "deadline_exceeded")
     assert response.headers["x-should-retry"] == "false"
