@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httpx
 import httpx2
-from huggingface_hub import HfApi, hf_hub_url, set_client_factory
+from huggingface_hub import HfApi, constants, hf_hub_url, set_client_factory
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -31,7 +31,6 @@ from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.selection import Wanted, require_usable, select
 from pratique_server.fetch.uris import HubSource
 
-DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 ENTRIES_MAX: Final = 100_000
 COMMIT_HEADER: Final = "x-repo-commit"
 # Asked by the library itself again and again, without a word and for as long as Retry-After says: we do that, and say so.
@@ -53,7 +52,7 @@ class HubRemote:
         self._source = source
         self._wanted = wanted
         self._token = credentials.token
-        self._endpoint = (download.hub_endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        self._endpoint = (download.hub_endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
         self._api = HfApi(endpoint=self._endpoint, token=self._token or False, user_agent="pratique-fetch")
         self._commit: str | None = source.revision if source.immutable else None
         set_client_factory(lambda: _make_hub_client(tls, read_seconds=download.stall_seconds))

@@ -17,7 +17,7 @@ DIGEST = f"sha256:{'a' * 64}"
         (f"hf://owner/name@{COMMIT}", COMMIT, HubSource("owner/name", COMMIT)),
         ("hf://owner/name", None, HubSource("owner/name", "main")),
         ("hf://gpt2", COMMIT, HubSource("gpt2", COMMIT)),
-        (f"oci://ghcr.io/o/model@{DIGEST}", None, OciSource("ghcr.io", "o/model", DIGEST)),
+        (f"oci://registry.example/o/model@{DIGEST}", None, OciSource("registry.example", "o/model", DIGEST)),
         (f"oci://host:5000/model:v1@{DIGEST}", None, OciSource("host:5000", "model", DIGEST)),
         ("oci://host/model", DIGEST, OciSource("host", "model", DIGEST)),
         ("https://host/a.tar.gz", DIGEST, WebSource("https://host/a.tar.gz", DIGEST)),
