@@ -126,9 +126,21 @@ def make_golden(*cases: GoldenCase, **fields: Any) -> GoldenRecord:
 
 
 def make_record(**fields: Any) -> ReleaseRecord:
+    """A record whose golden outputs are in its own number format, as a recorder's are."""
+    manifest: ReleaseManifest = fields.get("manifest") or make_manifest()
     defaults: dict[str, Any] = {
-        "manifest": make_manifest(),
-        "golden": make_golden(),
+        "manifest": manifest,
+        "golden": in_dtype(make_golden(), manifest.quantization.dtype),
         "chat_template": TEMPLATE,
     }
     return ReleaseRecord(**{**defaults, **fields})
+
+
+def in_dtype(golden: GoldenRecord, dtype: str) -> GoldenRecord:
+    """The same outputs, said to have been computed in another number format."""
+
+    def convert(case: GoldenCase) -> GoldenCase:
+        outputs = tuple(output.model_copy(update={"dtype": dtype}) for output in case.outputs)
+        return case.model_copy(update={"outputs": outputs})
+
+    return golden.model_copy(update={"cases": tuple(convert(case) for case in golden.cases)})

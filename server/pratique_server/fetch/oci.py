@@ -38,6 +38,8 @@ MODELPACK_ANNOTATION: Final = "org.cncf.model.filepath"
 ARCHIVE_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz")
 MANIFEST_BYTES_MAX: Final = 4 * 1024 * 1024  # what registries accept
 LAYERS_MAX: Final = 1024
+# A token may run out again before the request that asked for it gets there: its neighbours use it too.
+TOKENS_TRIED_MAX: Final = 4
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
@@ -128,16 +130,15 @@ class RegistryAuth(httpx.Auth):
         self._lock = threading.Lock()
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        header = self._header
-        if header is not None:
-            request.headers["Authorization"] = header
-        response = yield request
-        if response.status_code != 401 or response.url.host != self._host:
-            return
-        renewed = self._answer(response.headers.get("www-authenticate", ""), refused=header)
-        if renewed is not None:
-            request.headers["Authorization"] = renewed
-            yield request
+        for _ in range(TOKENS_TRIED_MAX):
+            header = self._header
+            if header is not None:
+                request.headers["Authorization"] = header
+            response = yield request
+            if response.status_code != 401 or response.url.host != self._host:
+                return
+            if self._answer(response.headers.get("www-authenticate", ""), refused=header) is None:
+                return
 
     def _answer(self, challenge: str, *, refused: str | None) -> str | None:
         """The header that answers the challenge, or None when we have nothing better than what was refused."""
