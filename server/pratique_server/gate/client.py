@@ -36,6 +36,7 @@ class ProbeClient:
             headers={PROBE_HEADER: probe_token},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS_MAX),
             trust_env=False,  # a proxy in the environment must not come between the pod and itself
+            verify=False,  # noqa: S501 - the pod's own plain port; reading all authorities would hold the event loop for 20 ms
         )
 
     async def close(self) -> None:

@@ -70,7 +70,9 @@ class Running:
     def __init__(self, api_port: int, management_port: int) -> None:
         self.api_port = api_port
         self.api_url = f"http://127.0.0.1:{api_port}"
-        self.management = httpx.Client(base_url=f"http://127.0.0.1:{management_port}", timeout=5, trust_env=False)
+        self.management = httpx.Client(
+            base_url=f"http://127.0.0.1:{management_port}", timeout=5, trust_env=False, verify=False
+        )
 
     def openai(self, key: str = "none", **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.api_url}/v1", api_key=key, max_retries=0, timeout=30, **options)

@@ -172,7 +172,11 @@ class Api:
 
     def client(self, **headers: str) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=self.app), base_url="http://api", headers=headers, timeout=20
+            transport=httpx.ASGITransport(app=self.app),
+            base_url="http://api",
+            headers=headers,
+            timeout=20,
+            trust_env=False,
         )
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:

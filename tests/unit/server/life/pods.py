@@ -131,17 +131,23 @@ class Pod:
     running: "asyncio.Task[int]"
 
     async def get(self, name: str) -> tuple[int, str]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.process.management_port}") as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.process.management_port}", verify=False, trust_env=False
+        ) as client:
             response = await client.get(f"/{name}")
         return response.status_code, response.text.strip()
 
     async def ask_record(self, body: bytes = b"") -> tuple[int, Any]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.process.management_port}") as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.process.management_port}", verify=False, trust_env=False
+        ) as client:
             response = await client.post("/record", content=body)
         return response.status_code, response.json()
 
     async def chat(self, **changes: Any) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.process.api_port}") as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.process.api_port}", verify=False, trust_env=False
+        ) as client:
             return await client.post("/v1/chat/completions", json={**BODY, **changes})
 
     async def until(self, name: str, status: int) -> None:

@@ -176,7 +176,9 @@ async def test_a_drain_finishes_live_streams_and_refuses_new_requests(tiny_model
 async def test_new_requests_are_answered_until_the_endpoints_are_gone(tiny_model_dir: Path) -> None:
     async with pod(tiny_model_dir, drain={"pre_stop_seconds": 30, "deadline_seconds": 60}) as it:
         await it.until("readyz", 200)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{it.process.management_port}") as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{it.process.management_port}", verify=False, trust_env=False
+        ) as client:
             assert (await client.post("/drain")).json() == {"draining": True}
         await it.until("readyz", 503)
         it.process.stop()
