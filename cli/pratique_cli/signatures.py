@@ -1,25 +1,25 @@
 """Make and check Ed25519 signatures of records, with keys in PEM files. What is signed is the contract's (``signature.py``)."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from pratique_cli.errors import CliError, missing_extra
 from pratique_cli.specs import read_text
-from pratique_contract.signature import SignatureError, format_signature, parse_signature, signed_bytes
+from pratique_contract.signature import SignatureError, format_signature, signed_bytes
 
 try:
-    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    from pratique_operator import public_keys
+    from pratique_operator.public_keys import PublicKeyError, parse_public_keys
 except ImportError as error:
     raise missing_extra("cli", error) from error
 
 PASSWORD_VARIABLE: Final = "PRATIQUE_KEY_PASSWORD"
 PUBLIC_SUFFIX: Final = ".pub"
-_PEM_BLOCK: Final = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.+?-----END [A-Z0-9 ]+-----", re.DOTALL)
 
 
 def make_key_files(private: Path) -> Path:
@@ -68,18 +68,10 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 def read_public_keys(path: Path) -> list[Ed25519PublicKey]:
     """Every public key of a PEM file; raises ``CliError``. A private key is refused: it has no business where one verifies."""
-    keys = []
-    for block in _PEM_BLOCK.findall(read_text(path)):
-        try:
-            key = serialization.load_pem_public_key(block.encode())
-        except ValueError as error:
-            raise CliError(f"{path} holds something else than public keys in PEM form") from error
-        if not isinstance(key, Ed25519PublicKey):
-            raise CliError(f"{path} holds another kind of key than Ed25519")
-        keys.append(key)
-    if not keys:
-        raise CliError(f"{path} holds no public key in PEM form")
-    return keys
+    try:
+        return parse_public_keys(read_text(path))
+    except PublicKeyError as error:
+        raise CliError(f"{path} {error}") from error
 
 
 def sign_text(key: Ed25519PrivateKey, record_text: str) -> str:
@@ -90,15 +82,6 @@ def sign_text(key: Ed25519PrivateKey, record_text: str) -> str:
 def is_signed_by(keys: Sequence[Ed25519PublicKey], record_text: str, signature_text: str) -> bool:
     """Whether one of the keys signed these very bytes. Raises ``CliError`` for a text that is no signature at all."""
     try:
-        signature = parse_signature(signature_text)
+        return public_keys.is_signed_by(keys, record_text, signature_text)
     except SignatureError as error:
         raise CliError(str(error)) from error
-    return any(_verifies(key, signature, signed_bytes(record_text)) for key in keys)
-
-
-def _verifies(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
-    try:
-        key.verify(signature, message)
-    except InvalidSignature:
-        return False
-    return True

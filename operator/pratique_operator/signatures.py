@@ -5,23 +5,20 @@ creates services cannot choose. Each lot is a PEM text with one or more public k
 rotated: both in the text first, then every record signed anew, then the old one out.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pratique_contract import constants
-from pratique_contract.signature import SignatureError, parse_signature, signed_bytes
+from pratique_contract.signature import SignatureError
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import SignatureInvalidError
+from pratique_operator.public_keys import PublicKeyError, is_signed_by, parse_public_keys, pem_blocks
 from pratique_operator.references import RECORD_FIELD, Reference, References, signature_key
 from pratique_operator.types import InferenceServiceSpec
 
 SIGNATURE_FIELD: Final = "spec.release.signature"
-_PEM_BLOCK: Final = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.+?-----END [A-Z0-9 ]+-----", re.DOTALL)
 
 
 def check_signature(spec: InferenceServiceSpec, references: References, config: OperatorConfig) -> None:
@@ -64,35 +61,22 @@ def _service_keys(spec: InferenceServiceSpec, references: References) -> str:
 
 def read_keys(pem: str, *, where: str) -> list[Ed25519PublicKey]:
     """Every key of a PEM text; raises ``SignatureInvalidError`` for anything in it that is not an Ed25519 public key."""
-    keys: list[Ed25519PublicKey] = []
-    for block in _PEM_BLOCK.findall(pem):
-        if "PRIVATE KEY" in block:
-            raise SignatureInvalidError(
-                f"{where}: it holds a private key; replace the key pair, and give the public key only"
-            )
-        try:
-            key = serialization.load_pem_public_key(block.encode())
-        except ValueError as error:
-            raise SignatureInvalidError(f"{where}: it holds something else than public keys in PEM form") from error
-        if not isinstance(key, Ed25519PublicKey):
-            raise SignatureInvalidError(f"{where}: it holds another kind of key than Ed25519")
-        keys.append(key)
-    if not keys:
-        raise SignatureInvalidError(f"{where}: it holds no public key in PEM form")
-    return keys
+    if any("PRIVATE KEY" in block for block in pem_blocks(pem)):
+        raise SignatureInvalidError(
+            f"{where}: it holds a private key; replace the key pair, and give the public key only"
+        )
+    try:
+        return parse_public_keys(pem)
+    except PublicKeyError as error:
+        raise SignatureInvalidError(f"{where}: it {error}") from error
 
 
 def _verify(record: str, text: str, keys: Sequence[Ed25519PublicKey], *, where: str, config_map: str) -> None:
     try:
-        signature = parse_signature(text)
+        if is_signed_by(keys, record, text):
+            return
     except SignatureError as error:
         raise SignatureInvalidError(f"{RECORD_FIELD}: ConfigMap {config_map}: {error}") from error
-    for key in keys:
-        try:
-            key.verify(signature, signed_bytes(record))
-        except InvalidSignature:
-            continue
-        return
     raise SignatureInvalidError(
         f"{RECORD_FIELD}: ConfigMap {config_map}: the signature is not of this {constants.RECORD_FILE}, or of another key than {where} has"
     )
