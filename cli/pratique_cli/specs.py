@@ -37,6 +37,7 @@ def choose_spec(
     chat_template: Path | None = None,
     adapter: Sequence[str] | None = None,
     quantization: str | None = None,
+    quantization_keep: Sequence[str] | None = None,
     dtype: str | None = None,
     trust_remote_code: bool | None = None,
     image: str | None = None,
@@ -48,6 +49,7 @@ def choose_spec(
         raise CliError("Give either --config FILE or --model DIR", code=EXIT_USAGE)
     numeric = {
         "--quantization": quantization,
+        "--quantization-keep": quantization_keep,
         "--dtype": dtype,
         "--max-model-len": max_model_len,
         "--trust-remote-code": trust_remote_code,
@@ -77,6 +79,7 @@ def choose_spec(
         chat_template=template,
         adapters=adapters,
         quantization=quantization,
+        quantization_keep=quantization_keep,
         dtype=dtype,
         trust_remote_code=bool(trust_remote_code),
         image=image,
@@ -109,6 +112,7 @@ def folder_spec(
     chat_template: str | None = None,
     adapters: Mapping[str, Path] | None = None,
     quantization: str | None = None,
+    quantization_keep: Sequence[str] | None = None,
     dtype: str | None = None,
     trust_remote_code: bool = False,
     image: str | None = None,
@@ -121,6 +125,12 @@ def folder_spec(
     from pratique_contract.canonical import is_digest
     from pratique_contract.serving import ServingSpec
 
+    method = quantization or "None"
+    if quantization_keep and method == "None":
+        raise CliError(
+            "--quantization-keep says what --quantization leaves as it is; give --quantization Int8WeightOnly",
+            code=EXIT_USAGE,
+        )
     digest = (image or "").partition("@")[2]
     value: dict[str, Any] = {
         "servedModelName": name or model.resolve().name,
@@ -135,7 +145,11 @@ def folder_spec(
         },
         "tokenizer": None if tokenizer is None else {"path": str(tokenizer), "uri": tokenizer.resolve().as_uri()},
         "chatTemplate": chat_template,
-        "quantization": {"dtype": dtype, "method": quantization or "None"},
+        "quantization": {
+            "dtype": dtype,
+            "method": method,
+            "config": {"keep": sorted(set(quantization_keep))} if quantization_keep else {},
+        },
         "engine": {"maxModelLen": max_model_len, "imageDigest": digest if is_digest(digest) else None},
     }
     try:

@@ -11,6 +11,9 @@ from pratique_contract.reasons import PART_REASONS, Reason
 FIELD_DIFFERENCES_MAX: Final = 20
 
 
+_CAUSES: Final = ("files", "method")
+
+
 class _Absent:
     def __repr__(self) -> str:
         return "absent"
@@ -120,8 +123,8 @@ def compare_manifests(
 
 def _field_differences(expected: Any, observed: Any, path: str = "") -> list[FieldDifference]:
     if isinstance(expected, dict) and isinstance(observed, dict):
-        # Files first: of all that a changed file moves, its name is what a person looks for.
-        keys = sorted({*expected, *observed}, key=lambda key: (key != "files", key))
+        # Causes first: of all that a changed file or another method moves, its name is what a person looks for.
+        keys = sorted({*expected, *observed}, key=lambda key: (key not in _CAUSES, key))
         return [
             difference
             for key in keys

@@ -41,9 +41,11 @@ class TokenizerSource(ContractModel):
     revision: str | None = None
 
 
-# What the built-in engines compute. ``Int8WeightOnly`` takes ``config`` ``{keep: [layer names with * and ?]}``.
+# What the built-in engines compute. ``Int8WeightOnly`` takes ``config`` ``{keep: [layer names with * and ?]}``; their order and
+# repetition say nothing.
 QuantizationMethod = Literal["None", "Int8WeightOnly"]
 QUANTIZATION_METHODS: Final[tuple[str, ...]] = get_args(QuantizationMethod)
+KEEP_PATTERN: Final = r"^[A-Za-z0-9_.*?-]+$"
 
 
 class QuantizationSpec(ContractModel):

@@ -1,11 +1,12 @@
 """Spec fields of the engine: numeric format, K/V cache, image and flags."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from pratique_contract.manifest import DType
 from pratique_contract.model import ContractModel
+from pratique_contract.serving import KEEP_PATTERN, QuantizationMethod
 from pratique_operator.schema import PositiveInt, Quantity, ShortText, cel, rules
 
 # Engine flags that would change which release runs, or how the pod is reached and proved.
@@ -32,14 +33,63 @@ REFUSED_FLAGS: Final = (
 )
 
 
-class QuantizationSpec(ContractModel):
-    """Numeric format of the weights."""
+# Which methods have which setting; a setting of another method is refused by name.
+SETTINGS: Final[dict[str, tuple[QuantizationMethod, ...]]] = {"keep": ("Int8WeightOnly",)}
 
-    method: Literal["None", "Int8WeightOnly"] = Field(
-        default="None",
-        description="Int8WeightOnly: linear layers as int8 with a scale per output channel, made at load.",
+
+def _settings_rules() -> dict[str, Any]:
+    method = "(has(self.method) ? self.method : 'None')"
+    return rules(
+        *(
+            cel(
+                f"!has(self.config) || !has(self.config.{name}) || size(self.config.{name}) == 0 "
+                f"|| {method} in {list(methods)!r}",
+                f"config.{name} is a setting of {' and '.join(methods)}, and this method is another one",
+                fieldPath=f".config.{name}",
+            )
+            for name, methods in SETTINGS.items()
+        )
     )
-    dtype: DType | None = Field(default=None, description="Default: the type the checkpoint was saved in.")
+
+
+def _in_one_order(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Order and repetition say nothing: two spellings are one declaration and one revision."""
+    return tuple(sorted(set(patterns)))
+
+
+class QuantizationConfig(ContractModel):
+    """Settings of the method; each belongs to the methods it names, and a setting that would change nothing does not exist."""
+
+    keep: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=KEEP_PATTERN, max_length=256)], ...],
+        AfterValidator(_in_one_order),
+    ] = Field(
+        default=(),
+        max_length=128,
+        description="Int8WeightOnly: layers that stay as the checkpoint has them, by name. * stands for anything, dots too, and ? "
+        "for one character: *.down_proj, model.layers.0.*. The language head, embeddings and norms are kept in any case. A name "
+        "that no layer of the model has fails the pod with QuantizationMismatch. Default: none.",
+    )
+
+
+class QuantizationSpec(ContractModel):
+    """Numeric format of the weights, part of the release."""
+
+    model_config = ConfigDict(json_schema_extra=_settings_rules())
+
+    method: QuantizationMethod = Field(
+        default="None",
+        description="Int8WeightOnly: linear layers as int8 with a scale per output channel, made at load; half the memory of "
+        "BF16, slower decode. Default None.",
+    )
+    dtype: DType | None = Field(
+        default=None, description="The type that computes. Default: the type the checkpoint was saved in."
+    )
+    config: QuantizationConfig = QuantizationConfig()
+
+    def settings(self) -> dict[str, Any]:
+        """What differs from the defaults, as the serving document holds it."""
+        return self.config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 class KvCacheSpec(ContractModel):

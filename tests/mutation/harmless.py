@@ -201,6 +201,8 @@ HARMLESS: Final = (
     _v("another claim", PLACE, declared(model={"uri": "pvc://models/tiny"})),
     _v("three shards, in another place", PLACE, _moved(lambda scene: scene.room / "sharded"), base="sharded"),
     _v("three shards, their index reformatted", VALUES, files(reformat_json), base="sharded"),
+    _v("kept layers named in another order, one twice, the head too", "the same layers are kept", declared(quantization={"config": {
+        "keep": ["lm_head", "model.layers.0.*", "*.down_proj", "model.layers.0.*"]}}), base="kept"),
     _v("adapters copied to other folders", PLACE, lambda scene: scene.declare(model={"adapters": [
         {**adapter, "path": str(shutil.copytree(adapter["path"], scene.room / f"other-{adapter['name']}")),
          "uri": f"s3://adapters/{adapter['name']}"} for adapter in scene.base.changes["model"]["adapters"]]}), base="adapted"),

@@ -113,6 +113,12 @@ def _int8(room: Path) -> Base:
     return Base(_tiny(room).folder, {"quantization": {"method": "Int8WeightOnly"}})
 
 
+def _kept(room: Path) -> Base:
+    """Quantized but for some layers."""
+    keep = ["*.down_proj", "model.layers.0.*"]
+    return Base(_tiny(room).folder, {"quantization": {"method": "Int8WeightOnly", "config": {"keep": keep}}})
+
+
 def _imaged(room: Path) -> Base:
     """The image is named by its digest."""
     return Base(_tiny(room).folder, {"engine": {"image_digest": "sha256:" + "a" * 64}})
@@ -133,6 +139,7 @@ BASES: Final[dict[str, Callable[[Path], Base]]] = {
     "sharded": _sharded,
     "adapted": _adapted,
     "int8": _int8,
+    "kept": _kept,
     "imaged": _imaged,
     "talkative": _talkative,
 }

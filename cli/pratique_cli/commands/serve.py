@@ -21,6 +21,10 @@ def serve(
     name: Annotated[str | None, typer.Option(help="Served model name. Default: the folder's name.")] = None,
     dtype: Annotated[str | None, typer.Option(help="FP32, FP16 or BF16. Default: the checkpoint's.")] = None,
     quantization: Annotated[str | None, typer.Option(help="None or Int8WeightOnly. Default: None.")] = None,
+    quantization_keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Layers to leave unquantized, as in spec.quantization.config.keep; may be repeated."),
+    ] = None,
     adapter: Annotated[
         list[str] | None, typer.Option(help="Adapter as NAME=DIR, in the order of application; may be repeated.")
     ] = None,
@@ -47,6 +51,7 @@ def serve(
         chat_template=chat_template,
         adapter=adapter,
         quantization=quantization,
+        quantization_keep=quantization_keep,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
         max_model_len=max_model_len,

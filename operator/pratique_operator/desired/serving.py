@@ -35,7 +35,9 @@ def build_serving(
         tokenizer=_build_tokenizer(spec),
         chat_template=chat_template,
         chat_template_path=None if secret_template is None else f"{names.TEMPLATE_DIR}/{secret_template.key}",
-        quantization=serving.QuantizationSpec(method=spec.quantization.method, dtype=spec.quantization.dtype),
+        quantization=serving.QuantizationSpec(
+            method=spec.quantization.method, dtype=spec.quantization.dtype, config=spec.quantization.settings()
+        ),
         engine=_build_engine(spec.engine, image),
         release=serving.ReleaseSpec(
             fingerprint=spec.release.fingerprint or (None if record is None else record.fingerprint),

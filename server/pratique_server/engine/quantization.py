@@ -7,7 +7,8 @@ layer would run, so what holds for that product (batch invariance) holds here. I
 layers and costs time; it is not a kernel for speed.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from pratique_contract.serving import QUANTIZATION_METHODS, QuantizationSpec
+from pratique_contract.serving import KEEP_PATTERN, QUANTIZATION_METHODS, QuantizationSpec
 from pratique_server.engine.protocol import LoadError
 
 _LEVELS: Final = 127
@@ -124,7 +125,9 @@ def normalize_config(spec: QuantizationSpec) -> dict[str, Any]:
 
 
 def _patterns(value: Any) -> list[str]:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(item, str) and re.fullmatch(KEEP_PATTERN, item) for item in value
+    ):
         raise LoadError(
             f"quantization.config.keep is {value!r}, not a list of layer names (with * and ?).", part="quantization"
         )
@@ -138,14 +141,10 @@ def apply_quantization(model: PreTrainedModel, spec: QuantizationSpec) -> Applie
     if spec.method == "None":
         return AppliedQuantization()
     layers = dict(_linear_layers(model))
-    for pattern in config["keep"]:
-        if not any(fnmatchcase(name, pattern) for name in layers):
-            raise LoadError(
-                f"quantization.config.keep names {pattern!r}, which no linear layer matches.", part="quantization"
-            )
-    chosen = [name for name in layers if not any(fnmatchcase(name, pattern) for pattern in config["keep"])]
+    config["keep"] = _effective(config["keep"], layers, _kept_anyway(model, layers))
+    chosen = [name for name in layers if not any(_names(pattern, name) for pattern in config["keep"])]
     if not chosen:
-        raise LoadError(f"{spec.method} finds no linear layer to quantize in this model.", part="quantization")
+        raise LoadError(_explain_nothing(spec.method, config["keep"]), part="quantization")
     scratch = _Scratch()
     for name in chosen:
         parent, _, child = name.rpartition(".")
@@ -159,6 +158,46 @@ def apply_quantization(model: PreTrainedModel, spec: QuantizationSpec) -> Applie
         quantized=sorted(f"{name}.weight" for name in chosen),
         kept=sorted(name for name, _ in model.named_parameters()),
     )
+
+
+def _effective(patterns: Iterable[str], layers: Collection[str], anyway: Collection[str]) -> list[str]:
+    """The patterns that keep a layer which would be quantized without them. One that names only what is kept ``anyway`` says nothing
+    and is left out; one that names nothing at all is a mistake."""
+    kept = []
+    for pattern in patterns:
+        if any(_names(pattern, name) for name in layers):
+            kept.append(pattern)
+        elif not any(_names(pattern, name) for name in anyway):
+            below = any(fnmatchcase(name, f"{pattern}.*") for name in layers)
+            hint = f"write {pattern}.* for all below it" if below else f"the model has {_examples(layers)}"
+            raise LoadError(
+                f"quantization.config.keep names {pattern!r}, which no linear layer matches ({hint}).",
+                part="quantization",
+            )
+    return kept
+
+
+def _kept_anyway(model: PreTrainedModel, layers: Collection[str]) -> set[str]:
+    """What has weights and is never quantized: the language head (also one that is the embedding), embeddings, norms."""
+    owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+    return owners - set(layers)
+
+
+def _names(pattern: str, layer: str) -> bool:
+    """Whether the pattern names the layer, or its weight as the manifest lists it."""
+    return fnmatchcase(layer, pattern) or fnmatchcase(f"{layer}.weight", pattern)
+
+
+def _examples(layers: Iterable[str]) -> str:
+    """One layer of each kind, with the number of its block as ``*``: a handful in every architecture."""
+    return ", ".join(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in layers))
+
+
+def _explain_nothing(method: str, keep: list[str]) -> str:
+    if keep:
+        named = ", ".join(map(repr, keep))
+        return f"quantization.config.keep ({named}) keeps every linear layer: {method} finds none to quantize."
+    return f"{method} finds no linear layer to quantize in this model."
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:

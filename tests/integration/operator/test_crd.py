@@ -100,6 +100,31 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "no template": ({"model": MODEL, "chatTemplate": {}}, "spec.chatTemplate", "exactly one"),
     "quantization": ({"model": MODEL, "quantization": {"method": "AWQ"}}, "spec.quantization.method", "None"),
+    "kept layers without a method": (
+        {"model": MODEL, "quantization": {"dtype": "BF16", "config": {"keep": ["*.down_proj"]}}},
+        "spec.quantization.config.keep",
+        "a setting of Int8WeightOnly",
+    ),
+    "kept layers of another method": (
+        {"model": MODEL, "quantization": {"method": "None", "config": {"keep": ["*.down_proj"]}}},
+        "spec.quantization.config.keep",
+        "a setting of Int8WeightOnly",
+    ),
+    "a setting the method does not have": (
+        {"model": MODEL, "quantization": {"method": "Int8WeightOnly", "config": {"groupSize": 128}}},
+        "spec.quantization.config.groupSize",
+        "field not declared in schema",
+    ),
+    "a layer no model has": (
+        {"model": MODEL, "quantization": {"method": "Int8WeightOnly", "config": {"keep": ["a", "layers[01]"]}}},
+        "spec.quantization.config.keep[1]",
+        "should match",
+    ),
+    "an empty layer name": (
+        {"model": MODEL, "quantization": {"method": "Int8WeightOnly", "config": {"keep": [""]}}},
+        "spec.quantization.config.keep[0]",
+        "should match",
+    ),
     "dtype": ({"model": MODEL, "quantization": {"dtype": "FP64"}}, "spec.quantization.dtype", "BF16"),
     "engine": ({"model": MODEL, "engine": {"name": "Steam"}}, "spec.engine.name", "Torch"),
     "latest": ({"model": MODEL, "engine": {"image": "a/b:latest"}}, "spec.engine.image", "latest can move"),
@@ -197,7 +222,11 @@ def test_full_spec_is_accepted(bare: World) -> None:
         model={"uri": "pvc://models/llama/8b", "revision": "a" * 40, "name": "llama"},
         tokenizer={"uri": "pvc://models/tokenizer"},
         chatTemplate={"inline": "{{ messages }}"},
-        quantization={"method": "Int8WeightOnly", "dtype": "BF16"},
+        quantization={
+            "method": "Int8WeightOnly",
+            "dtype": "BF16",
+            "config": {"keep": ["lm_head", "*.down_proj", "lm_head"]},
+        },
         engine={
             "name": "Torch",
             "image": "host:5000/a/b@sha256:" + "a" * 64,
@@ -267,6 +296,11 @@ def test_every_fetched_source_is_accepted_wherever_a_source_stands(bare: World, 
 @pytest.mark.parametrize("cache", [{"claimName": "models"}, {"hostPath": "/var/lib/models"}, {"emptyDir": {}}])
 def test_every_cache_is_accepted_and_one_fetched_source_is_enough_for_it(bare: World, cache: dict[str, Any]) -> None:
     bare.create(tokenizer=HUB, download={"cache": cache})
+
+
+@pytest.mark.parametrize("quantization", [{"config": {}}, {"method": "None", "config": {"keep": []}}])
+def test_settings_that_say_nothing_go_with_every_method(bare: World, quantization: dict[str, Any]) -> None:
+    bare.create(quantization=quantization)
 
 
 def test_trust_first_is_accepted_without_a_record(bare: World) -> None:

@@ -134,6 +134,10 @@ FAULTS: dict[str, tuple[Change, Reason, str]] = {
     "kept a layer": (
         lambda r: r.quantization.update(config={"keep": ["*.0.mlp.*"]}), Reason.QUANTIZATION_MISMATCH, "keep",
     ),
+    "kept what is not there": (
+        lambda r: r.quantization.update(config={"keep": ["*.9.mlp.*"]}), Reason.QUANTIZATION_MISMATCH,
+        "which no linear layer matches",
+    ),
     "unknown method": (lambda r: r.quantization.update(method="FP8"), Reason.QUANTIZATION_MISMATCH, "cannot compute"),
     "scales of its own": (
         lambda r: r.edit_config(quantization_config={"quant_method": "fp8"}), Reason.QUANTIZATION_MISMATCH, "fp8",

@@ -130,6 +130,12 @@ _QUANTIZATION: Final = (
     _quantization("not quantized where it was approved", declared(quantization={"method": "None"}), base="int8"),
     _quantization("one layer kept that was approved quantized", declared(
         quantization={"config": {"keep": ["*.0.self_attn.q_proj"]}}), base="int8"),
+    _quantization("one pattern of the keep list missing", declared(
+        quantization={"config": {"keep": ["*.down_proj"]}}), base="kept"),
+    _quantization("another layer kept", declared(
+        quantization={"config": {"keep": ["*.down_proj", "model.layers.1.*"]}}), base="kept"),
+    _quantization("a keep list of which a name matches nothing", declared(
+        quantization={"config": {"keep": ["*.down_proj", "model.layers.0.*", "model.layers.7.*"]}}), base="kept"),
     _quantization("quantized, computed in bfloat16", declared(quantization={"dtype": "BF16"}), base="int8"),
     Fault(part="model", name="quantized from weights with one wrong bit", reason=Reason.MODEL_MISMATCH, base="int8",
           arrange=files(flip_bit("model.layers.0.self_attn.q_proj.weight", 0))),

@@ -158,6 +158,9 @@ def test_a_file_with_two_services_cannot_be_stamped(pratique: Run, record_file: 
         ("release", "build", "--config", "a", "--trust-remote-code"),
         ("release", "build", "--model", ".", "--adapter", "sailor"),
         ("release", "build", "--model", ".", "--dtype", "FP8"),
+        ("release", "build", "--model", ".", "--quantization-keep", "lm_head"),
+        ("release", "build", "--config", "a", "--quantization-keep", "lm_head"),
+        ("serve", "--model", ".", "--trust-first", "--quantization-keep", "lm_head"),
         ("serve",),
         ("serve", "--model", "."),
         ("release", "nonsense"),
@@ -194,6 +197,16 @@ def test_a_folders_image_digest_and_adapters_are_part_of_its_release(tmp_path: P
     assert [(adapter.name, adapter.path) for adapter in spec.model.adapters] == [("sailor", str(tmp_path))]
     assert not spec.model.trust_remote_code
     assert folder_spec(tmp_path, trust_remote_code=True).model.trust_remote_code
+
+
+def test_kept_layers_are_the_same_release_by_option_and_by_service(service_file: Path, tmp_path: Path) -> None:
+    options = folder_spec(tmp_path, quantization="Int8WeightOnly", quantization_keep=["b", "a", "b"])
+    text = "  quantization: {method: Int8WeightOnly, config: {keep: [a, b, a]}}\n"
+    service_file.write_text(SERVICE.replace("  engine:", f"{text}  engine:"))
+    mapped = service_spec(service_file, model=tmp_path, tokenizer=None, chat_template=None, image="")
+    assert options.quantization == mapped.quantization
+    assert options.quantization.config == {"keep": ["a", "b"]}
+    assert folder_spec(tmp_path, quantization="Int8WeightOnly").quantization.config == {}
 
 
 def test_a_service_with_a_wrong_field_names_it(pratique: Run, service_file: Path, tmp_path: Path) -> None:

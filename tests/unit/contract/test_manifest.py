@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pratique_contract.compare import compare_manifests
-from pratique_contract.manifest import PARTS, ReleaseManifest, RuntimeSection, TokenizerPart
+from pratique_contract.manifest import PARTS, QuantizationPart, ReleaseManifest, RuntimeSection, TokenizerPart
 from pratique_contract.reasons import GATE_REASONS, PART_REASONS, Reason
 from tests.support.releases import make_file, make_manifest
 
@@ -181,6 +181,13 @@ def test_whatever_moves_a_digest_is_named_as_a_difference(one: list[str], other:
     )
     (difference,) = compare_manifests(left, right)
     assert [field.path for field in difference.fields] == ["generationDefaults.stop_strings"]
+
+
+def test_another_method_is_named_before_the_settings_it_brings() -> None:
+    one = QuantizationPart(method="None", dtype="BF16")
+    other = QuantizationPart(method="Int8WeightOnly", dtype="BF16", config={"axis": "output", "keep": []})
+    (difference,) = compare_manifests(make_manifest(quantization=one), make_manifest(quantization=other))
+    assert difference.message.startswith("quantization.method: None was approved, Int8WeightOnly is loaded")
 
 
 def test_an_adapter_that_only_one_side_has_is_named_and_not_printed_as_a_structure() -> None:

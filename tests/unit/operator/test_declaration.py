@@ -25,6 +25,7 @@ DECLARED: dict[str, dict[str, Any]] = {
     "chatTemplate": {"chatTemplate": {"inline": "x"}},
     "chatTemplate's text": {"chatTemplate": {"inline": "y"}},
     "quantization": {"quantization": {"dtype": "FP32"}},
+    "quantization.config": {"quantization": {"method": "Int8WeightOnly", "config": {"keep": ["a", "b"]}}},
     "engine.name": {"engine": {"name": "Naive"}},
     "engine.maxModelLen": {"engine": {"maxModelLen": 99}},
     "engine.maxNumSeqs": {"engine": {"maxNumSeqs": 3}},
@@ -48,7 +49,7 @@ NOT_DECLARED: dict[str, dict[str, Any]] = {
     "template": {
         "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"resources": {"limits": {"memory": "1Gi"}}}}
     },
-    "a default, written out": {"engine": {"name": "Torch"}, "quantization": {"method": "None"}},
+    "a default, written out": {"engine": {"name": "Torch"}, "quantization": {"method": "None", "config": {"keep": []}}},
 }
 
 
@@ -84,6 +85,11 @@ def test_no_field_of_the_spec_is_forgotten() -> None:
 
 def to_snake(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
+
+
+def test_kept_layers_in_another_order_are_the_same_declaration() -> None:
+    declared = DECLARED["quantization.config"]["quantization"]
+    assert digest(quantization={**declared, "config": {"keep": ["b", "a", "b"]}}) == digest(quantization=declared)
 
 
 def test_a_template_counts_by_its_text_wherever_it_is_kept() -> None:

@@ -42,6 +42,8 @@ POD_AFFECTING: dict[str, dict[str, Any]] = {
     "connections": {"model": HUB, "download": {"connections": 2}},
     "re-verification": {"release": {"reverify": {"intervalSeconds": 60}}},
     "weights": {"quantization": {"method": "Int8WeightOnly"}},
+    "kept layers": {"quantization": {"method": "Int8WeightOnly", "config": {"keep": ["*.down_proj"]}}},
+    "other kept layers": {"quantization": {"method": "Int8WeightOnly", "config": {"keep": ["*.up_proj"]}}},
     "tokenizer": {"tokenizer": {"uri": "file:///models/t"}},
     "template": {"chatTemplate": {"inline": "x"}},
     "dtype": {"quantization": {"dtype": "FP32"}},
@@ -90,6 +92,19 @@ def test_order_of_fields_and_written_defaults_keep_the_revision() -> None:
     assert target(**spelled).revision == target().revision
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"method": "Int8WeightOnly", "config": {"keep": ["a", "b"]}}, {"config": {"keep": ["b", "a", "b"]}}),
+        ({"method": "Int8WeightOnly"}, {"config": {}}),
+        ({"method": "Int8WeightOnly"}, {"config": {"keep": []}}),
+        ({"method": "None"}, {"config": {"keep": []}}),
+    ],
+)
+def test_two_spellings_of_the_same_kept_layers_are_one_revision(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert target(quantization=one).revision == target(quantization={**one, **other}).revision
+
+
 def test_default_image_is_part_of_the_revision() -> None:
     def of(image: str) -> str:
         return target(config=OperatorConfig(server_image=image, allow_file_sources=True), engine={}).revision
@@ -119,7 +134,7 @@ def test_secret_template_is_mounted_and_never_copied_into_the_config_map() -> No
 def test_serving_document_maps_the_spec() -> None:
     built = target(
         model={"uri": "pvc://models/a/b", "name": "served", "revision": "a" * 40},
-        quantization={"dtype": "BF16"},
+        quantization={"dtype": "BF16", "method": "Int8WeightOnly", "config": {"keep": ["b.*", "a"]}},
         engine={"name": "Naive", "image": "r/s@sha256:" + "c" * 64, "kvCache": {"memory": "1Gi"}, "maxModelLen": 99},
         auth={"apiKeySecretRef": {"name": "keys"}},
         limits={"maxQueued": 3},
@@ -132,6 +147,7 @@ def test_serving_document_maps_the_spec() -> None:
         "/models/model",
         "a" * 40,
     )
+    assert (serving.quantization.method, serving.quantization.config) == ("Int8WeightOnly", {"keep": ["a", "b.*"]})
     assert (serving.quantization.dtype, serving.engine.name, serving.engine.max_model_len) == ("BF16", "Naive", 99)
     assert serving.engine.image_digest == "sha256:" + "c" * 64
     assert serving.engine.kv_cache.memory_bytes == 2**30

@@ -1,7 +1,7 @@
 """Options that several release commands take, each declared once.
 
-A release that is loaded has ten of them, and a review takes two releases. ``takes_releases`` gives a command one ``ReleaseOptions`` per
-prefix instead of ten parameters: typer reads a function's signature, so the signature is made of the table.
+A release that is loaded has eleven of them, and a review takes two releases. ``takes_releases`` gives a command one ``ReleaseOptions`` per
+prefix instead of eleven parameters: typer reads a function's signature, so the signature is made of the table.
 """
 
 import functools
@@ -41,6 +41,7 @@ class ReleaseOptions:
     chat_template: Path | None = None
     adapter: list[str] | None = None
     quantization: str | None = None
+    quantization_keep: list[str] | None = None
     dtype: str | None = None
     trust_remote_code: bool | None = None
     image: str | None = None
@@ -74,6 +75,10 @@ _RELEASE: Final[dict[str, tuple[Any, str]]] = {
     "chat_template": (Path | None, "File with the chat template."),
     "adapter": (list[str] | None, "Adapter as NAME=DIR, in the order of application; may be repeated."),
     "quantization": (str | None, "Quantization method, as in spec.quantization.method. Default: None."),
+    "quantization_keep": (
+        list[str] | None,
+        "Layers to leave unquantized, as in spec.quantization.config.keep; may be repeated.",
+    ),
     "dtype": (str | None, "FP32, FP16 or BF16. Default: the checkpoint's."),
     "trust_remote_code": (bool | None, "Run the Python files in the model's folder; they become part of the release."),
     "image": (str | None, "Server image the pods will run; identity only when named by digest."),

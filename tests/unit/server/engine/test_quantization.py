@@ -9,7 +9,7 @@ from torch import nn
 from pratique_contract.serving import QuantizationSpec
 from pratique_server.engine.loader import LoadedModel, load_model
 from pratique_server.engine.protocol import LoadError
-from pratique_server.engine.quantization import Int8Linear, normalize_config, quantize_rows
+from pratique_server.engine.quantization import AppliedQuantization, Int8Linear, normalize_config, quantize_rows
 from tests.unit.server.engine.makers import make_engine, make_request, run
 
 INT8 = QuantizationSpec(method="Int8WeightOnly")
@@ -82,6 +82,7 @@ def test_two_loads_give_the_same_bits(tiny_model_dir: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.req("R64")
 def test_layers_named_in_keep_stay_as_they_are(tiny_model_dir: Path) -> None:
     spec = QuantizationSpec(method="Int8WeightOnly", config={"keep": ["*.down_proj", "model.layers.0.*"]})
     loaded = load(tiny_model_dir, spec)
@@ -93,7 +94,12 @@ def test_layers_named_in_keep_stay_as_they_are(tiny_model_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("keep", "sentence"),
-    [(["*.no_such"], "keep names '\\*.no_such', which no linear layer"), (["*"], "finds no linear layer to quantize")],
+    [
+        (["*.no_such"], r"'\*\.no_such', which no linear layer matches \(the model has .*layers\.\*\.mlp\.down_proj"),
+        (["model.layers.0"], r"no linear layer matches \(write model\.layers\.0\.\* for all below it\)"),
+        (["*.down_proj", "*.down_prj"], r"'\*\.down_prj', which no linear layer matches"),
+        (["*"], r"keep \('\*'\) keeps every linear layer: Int8WeightOnly finds none to quantize"),
+    ],
 )
 def test_a_keep_that_means_nothing_or_everything_is_refused(
     tiny_model_dir: Path, keep: list[str], sentence: str
@@ -111,7 +117,27 @@ def test_the_settings_in_the_manifest_are_the_same_however_they_were_written() -
     }
 
 
-@pytest.mark.parametrize("config", [{"bits": 4}, {"bits": True}, {"groupSize": 128}, {"group": 1}, {"keep": [""]}])
+def test_spellings_that_keep_the_same_layers_are_one_release(tiny_model_dir: Path) -> None:
+    def loaded(*keep: str) -> AppliedQuantization:
+        return load(tiny_model_dir, QuantizationSpec(method="Int8WeightOnly", config={"keep": list(keep)})).quantization
+
+    one = loaded("*.down_proj", "model.layers.0.*")
+    assert loaded("model.layers.0.*", "*.down_proj", "model.layers.0.*") == one
+    assert loaded("*.down_proj", "model.layers.0.*", "lm_head", "model.embed_tokens", "*norm") == one
+    assert loaded() == load(tiny_model_dir).quantization
+    assert loaded("model.layers.0.*") != one
+
+
+def test_a_layer_may_be_named_as_the_manifest_names_its_weight(tiny_model_dir: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    part = load(tiny_model_dir, QuantizationSpec(method="Int8WeightOnly", config={"keep": [name]})).quantization
+    assert name in part.kept
+    assert len(part.quantized) == 13
+
+
+@pytest.mark.parametrize(
+    "config", [{"keep": ["layers[01]"]}, {"bits": 4}, {"bits": True}, {"groupSize": 128}, {"group": 1}, {"keep": [""]}]
+)
 def test_a_setting_it_does_not_have_is_refused(config: dict[str, object]) -> None:
     with pytest.raises(LoadError, match=r"quantization\.config") as caught:
         normalize_config(QuantizationSpec(method="Int8WeightOnly", config=config))

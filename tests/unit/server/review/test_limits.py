@@ -12,8 +12,8 @@ from pratique_server.review.prompts import BUILT_IN, parse_prompts
 from tests.support.releases import make_manifest
 
 
-def part(method: str = "None", dtype: str = "BF16") -> QuantizationPart:
-    return QuantizationPart.model_validate({"method": method, "dtype": dtype})
+def part(method: str = "None", dtype: str = "BF16", **config: object) -> QuantizationPart:
+    return QuantizationPart.model_validate({"method": method, "dtype": dtype, "config": config})
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ def part(method: str = "None", dtype: str = "BF16") -> QuantizationPart:
         (part(), part("Int8WeightOnly"), "Int8WeightOnly"),
         (part("Int8WeightOnly"), part(dtype="FP32"), "Int8WeightOnly"),
         (part("Int8WeightOnly"), part("Int8WeightOnly"), "same"),
+        (part("Int8WeightOnly", keep=["a"]), part("Int8WeightOnly", keep=["b"]), "Int8WeightOnly"),
         (part(), part("FP8"), "Int8WeightOnly"),
         (part(), part("NeverHeardOf"), "Int4WeightOnly"),
     ],
