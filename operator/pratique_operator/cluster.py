@@ -79,6 +79,10 @@ class Cluster(Protocol):
         """Body of an HTTP GET to a pod through the API server."""
         ...
 
+    def close(self) -> None:
+        """Refuse every further call with ``UnavailableError``. From any thread, also while calls are under way."""
+        ...
+
 
 def encode_body(body: Manifest) -> bytes:
     """JSON that a YAML reader takes too, since the API server reads an apply as YAML: it refuses escaped surrogate pairs (an
@@ -105,6 +109,10 @@ class ApiCluster:
     def __init__(self, api: client.ApiClient, *, timeout_seconds: float) -> None:
         self._api = api
         self._timeout = timeout_seconds
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
 
     def connection(self) -> Connection:
         """Where and as whom this client connects, for kopf's own client: one identity, one set of rights."""
@@ -210,6 +218,8 @@ class ApiCluster:
         limit: int | None = None,
         accept: str = "application/json",
     ) -> bytes:
+        if self._closed:
+            raise UnavailableError(f"The operator is stopping: {method} {path} was not asked any more")
         headers = {"Accept": accept, "User-Agent": constants.FIELD_MANAGER, **self._authorization()}
         if body is not None:
             headers["Content-Type"] = content_type

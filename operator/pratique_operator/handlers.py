@@ -28,6 +28,8 @@ CONNECT_SECONDS: Final = 10.0
 LIST_PAGE: Final = 500
 WORKER_SECONDS: Final = 0.3
 HEARTBEAT_SECONDS_MAX: Final = 60.0
+# Within the chart's grace period of 30 s: passes get 5 s, a call that is under way its timeout, then nothing is waited for any more.
+EXIT_SECONDS_MAX: Final = 25.0
 
 
 def configure(settings: kopf.OperatorSettings, config: OperatorConfig) -> None:
@@ -49,6 +51,7 @@ def configure(settings: kopf.OperatorSettings, config: OperatorConfig) -> None:
     settings.queueing.exit_timeout = WORKER_SECONDS
     settings.networking.request_timeout = config.request_timeout_seconds
     settings.networking.connect_timeout = CONNECT_SECONDS
+    settings.process.ultimate_exiting_timeout = EXIT_SECONDS_MAX
     own = labels.owner_selector(config.operator_name)
     settings.watching.label_selectors[_selector(kinds.INFERENCE_SERVICE)] = own
     for kind in kinds.WATCHED:
@@ -67,9 +70,11 @@ def register(
     *,
     login: Callable[[], Connection],
     find_changed: Callable[[], Awaitable[set[Key]]],
+    close: Callable[[], None],
 ) -> None:
     """Put every handler into the registry. kopf calls ``login`` at the start and whenever its credentials are refused;
-    ``find_changed`` is asked now and then for services whose ConfigMaps or Secrets, which nobody watches, are others now."""
+    ``find_changed`` is asked now and then for services whose ConfigMaps or Secrets, which nobody watches, are others now.
+    ``close`` is called at the end: a pass that still runs in a thread, which nobody can cancel, then ends with its next call."""
     background: set[asyncio.Task[None]] = set()
 
     @kopf.on.startup(registry=registry)
@@ -98,6 +103,7 @@ def register(
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
+        close()
 
     @kopf.on.probe(registry=registry, id="heartbeat")
     async def handle_probe(**_: Any) -> float:

@@ -53,10 +53,7 @@ def run() -> int:
     if config.metrics_port:
         start_http_server(config.metrics_port)
     reader = verdict_reader(cluster, config)
-    try:
-        asyncio.run(serve(cluster, config, reader, record_reader(cluster, config), login=cluster.connection))
-    finally:
-        reader.close()
+    asyncio.run(serve(cluster, config, reader, record_reader(cluster, config), login=cluster.connection))
     return EXIT_OK
 
 
@@ -89,7 +86,12 @@ async def serve(
 
     registry = kopf.OperatorRegistry()
     queue = ReconcileQueue(work, workers=config.reconcile_workers)
-    register(registry, config, queue, login=login, find_changed=find_changed)
+
+    def close() -> None:
+        reader.close()
+        cluster.close()
+
+    register(registry, config, queue, login=login, find_changed=find_changed, close=close)
     await kopf.operator(
         registry=registry,
         standalone=True,

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -24,6 +25,8 @@ COALESCE_SECONDS: Final = 0.05
 BACKOFF_SECONDS_MIN: Final = 0.5
 BACKOFF_SECONDS_MAX: Final = 60.0
 IDLE_SECONDS_MAX: Final = 5.0
+# A pass takes a fraction of a second. Where it takes longer, something does not answer, and a stop is not the time to wait for it.
+STOP_SECONDS: Final = 5.0
 JITTER: Final = 0.1
 
 
@@ -55,19 +58,25 @@ class ReconcileQueue:
         self._wake.set()
 
     async def run(self) -> None:
-        """Go round until cancelled; then no pass is left half-awaited."""
+        """Go round until cancelled; then let the running passes end, for ``STOP_SECONDS`` at most."""
         try:
             while True:
                 self._beat = time.monotonic()
                 self._start_due()
                 metrics.QUEUE_LENGTH.set(len(self._running) + sum(due <= self._beat for due in self._due.values()))
                 self._wake.clear()
-                try:
-                    await asyncio.wait_for(self._wake.wait(), timeout=self._wait_seconds())
-                except TimeoutError:
-                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._wait_seconds()):
+                        await self._wake.wait()
         finally:
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await self._end_passes()
+
+    async def _end_passes(self) -> None:
+        """What a pass leaves undone is found by the next operator's first pass."""
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=STOP_SECONDS)
+        for key in self._running:
+            LOG.warning("Pass was not over %.0f s after the stop: %s", STOP_SECONDS, key)
 
     def _start_due(self) -> None:
         now = time.monotonic()

@@ -20,7 +20,7 @@ from pratique_contract.canonical import JSON_ERRORS
 from pratique_operator import pod_http
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
-from pratique_operator.errors import OperatorError
+from pratique_operator.errors import OperatorError, UnavailableError
 from pratique_operator.pods import PodFacts
 
 LOG = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class VerdictReader:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, Verdict | None]] = {}
+        self._closed = False
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="verdict")
 
     def __call__(self, namespace: str, pods: list[PodFacts]) -> list[PodFacts]:
@@ -61,9 +62,7 @@ class VerdictReader:
         urgent = sorted((pod for pod in pods if pod.is_urgent), key=lambda pod: pod.ready)[:PODS_MAX]
         ready = [pod for pod in pods if pod.may_answer and not pod.is_urgent]
         asked = [*urgent, *[pod for pod in ready if self._is_due(pod, now)][:READY_PODS_MAX]]
-        answers = dict(
-            zip((pod.name for pod in asked), self._pool.map(lambda p: self._ask(namespace, p), asked), strict=True)
-        )
+        answers = self._ask_all(namespace, asked)
         for pod in asked:
             self._keep(pod, answers[pod.name], now)
         answers |= {pod.name: self._last(pod) for pod in ready}
@@ -85,7 +84,18 @@ class VerdictReader:
     def _last(self, pod: PodFacts) -> Verdict | None:
         return self._kept.get(pod.uid, (0.0, None))[1]
 
+    def _ask_all(self, namespace: str, pods: list[PodFacts]) -> dict[str, Verdict | None]:
+        try:
+            answers = self._pool.map(lambda pod: self._ask(namespace, pod), pods)
+        except RuntimeError as error:
+            if not self._closed:
+                raise
+            raise UnavailableError("The operator is stopping: no pod is asked any more") from error
+        return dict(zip((pod.name for pod in pods), answers, strict=True))
+
     def _ask(self, namespace: str, pod: PodFacts) -> Verdict | None:
+        if self._closed:
+            return None
         try:
             return shorten(Verdict.from_json_value(json.loads(self._read(namespace, pod))))
         except (OperatorError, *JSON_ERRORS) as error:
@@ -93,7 +103,9 @@ class VerdictReader:
             return None
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Ask no further pod: whoever still has hundreds before them gets silence for an answer."""
+        self._closed = True
+        self._pool.shutdown(wait=False)
 
 
 def shorten(verdict: Verdict) -> Verdict:

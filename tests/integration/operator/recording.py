@@ -48,3 +48,6 @@ class RecordingCluster:
 
     def read_pod(self, namespace: str, pod: str, port: int, path: str, *, timeout_seconds: float) -> str:
         raise AssertionError("in the cluster the operator asks the pods themselves")
+
+    def close(self) -> None:
+        self._cluster.close()

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from pratique_operator import queue as queue_module
 from pratique_operator.errors import UnavailableError
 from pratique_operator.observe import Key
 from pratique_operator.queue import ReconcileQueue
@@ -124,3 +125,46 @@ async def test_heartbeat_is_fresh_while_it_runs() -> None:
     assert queue.heartbeat_age_seconds < 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("rounds", range(5))
+async def test_stop_that_meets_a_trigger_still_stops(rounds: int) -> None:
+    """However far a trigger has got through the event loop when the stop comes. Python 3.11's ``wait_for`` forgets a cancellation
+    that meets its result; the operator then went on after SIGTERM until it was killed."""
+
+    async def work(_key: Key) -> Outcome:
+        return DONE
+
+    queue = ReconcileQueue(work, workers=1)
+    task = asyncio.create_task(queue.run())
+    await asyncio.sleep(0.01)
+    queue.trigger(A)
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=1)
+    for _ in range(3):  # whatever came of it, leave nothing behind
+        task.cancel()
+        await asyncio.sleep(0.01)
+    assert done
+
+
+async def test_stop_waits_for_a_pass_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(queue_module, "STOP_SECONDS", 0.2)
+    ended: list[Key] = []
+    release = asyncio.Event()
+
+    async def work(key: Key) -> Outcome:
+        await (asyncio.sleep(0.1) if key == A else release.wait())
+        ended.append(key)
+        return DONE
+
+    started = asyncio.get_running_loop().time()
+    await running(work, 0.1, A, B)
+    assert asyncio.get_running_loop().time() - started < 2
+    assert ended == [A]
+    assert "Pass was not over 0 s after the stop: ns/b" in caplog.text
+    release.set()
+    await asyncio.sleep(0.01)

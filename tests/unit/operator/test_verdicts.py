@@ -248,3 +248,30 @@ def test_ready_pod_is_asked_now_and_then_and_its_last_answer_stands_in_between()
     (unready,) = reader("ns", [asked("ready", uid="u")])
     reader.close()
     assert (unready.verdict, seen) == (VERDICT, 4)
+
+
+def test_stop_cuts_a_long_row_of_questions_short() -> None:
+    """Hundreds of pods behind a cut network would each cost their timeout after SIGTERM."""
+    asking, go_on, seen = threading.Event(), threading.Event(), 0
+
+    def tell(_namespace: str, _pod: PodFacts) -> str:
+        nonlocal seen
+        seen += 1
+        asking.set()
+        go_on.wait(10)
+        raise UnavailableError("no answer")
+
+    def ask() -> None:
+        with suppress(UnavailableError):  # where the stop came before the last question was in the row
+            reader("ns", [asked(f"p{n}", uid=f"u{n}") for n in range(20)])
+
+    reader = VerdictReader(tell, workers=1)
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert asking.wait(10)
+    reader.close()
+    go_on.set()
+    asker.join(10)
+    assert (seen, asker.is_alive()) == (1, False)
+    with pytest.raises(UnavailableError, match="stopping"):
+        reader("ns", [asked("next")])
