@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pratique_cli.commands import chat, fetch, operator, release, serve, status
+from pratique_cli.commands import chat, fetch, operator, release, resolve, serve, status
 
 app = typer.Typer(
     help="Inference deployments that take traffic only after they have proved to be the approved release.",
@@ -34,6 +34,7 @@ def _options(
 
 app.command("serve")(serve.serve)
 app.command("fetch")(fetch.fetch)
+app.command("resolve")(resolve.resolve)
 app.command("operator")(operator.operator)
 app.command("chat")(chat.chat)
 app.command("status")(status.status)

@@ -19,11 +19,13 @@ _URI_RULES = rules(
     ),
     cel(
         "!self.startsWith('hf://') || self.matches('^hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$')",
-        "a repository of the hub is written hf://OWNER/NAME, its commit in revision",
+        "a repository of the hub is written hf://OWNER/NAME, its commit in revision; for a branch, pratique resolve hf://OWNER/NAME@BRANCH "
+        "prints both lines",
     ),
     cel(
         "!self.startsWith('oci://') || self.matches('^oci://[^/@ ]+/[^@ ]+@sha256:[0-9a-f]{64}$')",
-        "an artifact is written oci://REGISTRY/REPOSITORY@sha256:<64 digits>; a tag can move under a running service",
+        "an artifact is written oci://REGISTRY/REPOSITORY@sha256:<64 digits>; a tag can move under a running service, and "
+        "pratique resolve oci://REGISTRY/REPOSITORY:TAG prints the digest it stands for now",
     ),
     cel(
         "!self.startsWith('s3://') || self.matches('^s3://[a-z0-9][a-z0-9.-]+(/[^/]+)*/?$')",
@@ -47,12 +49,12 @@ _URI_RULES = rules(
 _PINNED_RULES = rules(
     cel(
         "!self.uri.startsWith('hf://') || (has(self.revision) && self.revision.matches('^[0-9a-f]{40}$'))",
-        "hf:// needs revision, the 40-digit commit",
+        "hf:// needs revision, the 40-digit commit (pratique resolve hf://OWNER/NAME prints it)",
         fieldPath=".revision",
     ),
     cel(
         "!self.uri.startsWith('https://') || (has(self.revision) && self.revision.startsWith('sha256:'))",
-        "https:// needs revision, the sha256: digest of the archive",
+        "https:// needs revision, the sha256: digest of the archive (pratique resolve https://… prints it)",
         fieldPath=".revision",
     ),
     cel(
@@ -60,11 +62,17 @@ _PINNED_RULES = rules(
         "the revision of an artifact is the digest in its address; leave it out or repeat it",
         fieldPath=".revision",
     ),
+    cel(
+        "!self.uri.startsWith('s3://') || !has(self.revision) || self.revision.startsWith('sha256:')",
+        "the revision of a bucket's prefix is the sha256: digest that pratique resolve s3://… prints, or is left out",
+        fieldPath=".revision",
+    ),
 )
 _REVISION_RULES = rules(
     cel(
         "self.matches('^([0-9a-f]{40}|sha256:[0-9a-f]{64})$')",
-        "a revision is a 40-digit commit or sha256:<64 digits>; a branch or tag can move under a running service",
+        "a revision is a 40-digit commit or sha256:<64 digits>; a branch or tag can move under a running service, and "
+        "pratique resolve URI --revision BRANCH prints what it stands for now",
     )
 )
 
@@ -97,7 +105,10 @@ class ModelSpec(ContractModel):
         "file:///PATH on the node where the operator allows it, are mounted."
     )
     revision: Revision | None = Field(
-        default=None, description="Immutable revision of the source: a commit or a digest. A branch is refused."
+        default=None,
+        description="Immutable revision of the source; pratique resolve prints it. hf://: the commit, required. https://: the archive's "
+        "digest, required. oci://: in the URI. s3://: the digest of what the prefix holds; without it the prefix is listed anew at "
+        "every start. pvc:// and file://: a note that nothing checks, since the record says what the files are.",
     )
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
         default=None, description="Model name in the API. Default: the service's own name."

@@ -2,14 +2,21 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from pratique_cli.downloads import (
+    CodeOption,
+    ConnectionsOption,
+    CredentialsOption,
+    HubOption,
+    S3Option,
+    S3RegionOption,
+    TokenizerOnlyOption,
+    make_download,
+)
 from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
-
-if TYPE_CHECKING:
-    from pratique_contract.serving import DownloadSpec
 
 
 def fetch(
@@ -24,16 +31,13 @@ def fetch(
     revision: Annotated[
         str | None, typer.Option(help="Commit, or sha256:… (the archive's for https). Default: what the URI names.")
     ] = None,
-    credentials: Annotated[
-        Path | None,
-        typer.Option(help="Folder with one file for each key: token, username, password, accessKeyId, …, ca.crt."),
-    ] = None,
-    hub_endpoint: Annotated[str | None, typer.Option(help="A mirror of the hub. Default: HF_ENDPOINT.")] = None,
-    s3_endpoint: Annotated[str | None, typer.Option(help="An S3-compatible store. Default: the AWS one.")] = None,
-    s3_region: Annotated[str | None, typer.Option(help="Region of the bucket.")] = None,
-    connections: Annotated[int, typer.Option(min=1, max=64, help="Connections at once.")] = 8,
-    tokenizer_only: Annotated[bool, typer.Option("--tokenizer-only", help="Leave the weights out.")] = False,
-    code: Annotated[bool, typer.Option("--code", help="Also the model's own Python files (trustRemoteCode).")] = False,
+    credentials: CredentialsOption = None,
+    hub_endpoint: HubOption = None,
+    s3_endpoint: S3Option = None,
+    s3_region: S3RegionOption = None,
+    connections: ConnectionsOption = 8,
+    tokenizer_only: TokenizerOnlyOption = False,
+    code: CodeOption = False,
 ) -> None:
     """Fetch a source into a folder. Again on the same folder: check every byte, repair what is damaged, else do nothing."""
     given = (uri, directory) if config is None else (None, None)
@@ -41,7 +45,7 @@ def fetch(
         raise CliError("Give either --config FILE, or URI and DIR", code=EXIT_USAGE)
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     try:
-        from pratique_server.fetch import program
+        from pratique_server.fetch import person, program
         from pratique_server.logs import configure_logs
     except ImportError as error:
         raise missing_extra("server", error) from error
@@ -50,21 +54,16 @@ def fetch(
         raise typer.Exit(program.run_document(config))
     if given[0] is None or given[1] is None:
         raise CliError("Give URI and DIR, or --config FILE", code=EXIT_USAGE)
-    options = {"hub_endpoint": hub_endpoint, "s3_endpoint": s3_endpoint, "s3_region": s3_region}
-    problem = program.fetch_for_person(
-        given[0],
-        given[1],
-        revision=revision,
-        download=_download(credentials_path=credentials, connections=connections, **options),
-        weights=not tokenizer_only,
-        code=code,
+    download = make_download(
+        credentials=credentials,
+        hub_endpoint=hub_endpoint,
+        s3_endpoint=s3_endpoint,
+        s3_region=s3_region,
+        connections=connections,
     )
-    if problem is not None:
-        raise CliError(problem)
-
-
-def _download(*, credentials_path: Path | None, **options: Any) -> "DownloadSpec":
-    from pratique_contract.serving import DownloadSpec
-
-    path = None if credentials_path is None else str(credentials_path)
-    return DownloadSpec(credentials_path=path, **options)
+    try:
+        person.fetch_for_person(
+            given[0], given[1], revision=revision, download=download, weights=not tokenizer_only, code=code
+        )
+    except person.PersonError as error:
+        raise CliError(str(error)) from error

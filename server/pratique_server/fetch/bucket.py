@@ -2,11 +2,16 @@
 
 Where the store keeps a checksum of the whole object, it is what the bytes are held against; else the ETag, which is the md5 of an object
 that was uploaded in one piece; else only a release record can say what they should be.
+
+A bucket has no name for what it holds at one moment, so we make one: the digest of the list of everything under the prefix that a server
+could load, each with its size and ETag. A source with that revision is refused when the list is another one.
 """
 
 import os
 import re
 import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 from urllib.parse import urlsplit
@@ -25,8 +30,9 @@ from minio.credentials.providers import (
 )
 from minio.error import MinioException, S3Error
 
+from pratique_contract.canonical import digest_json
 from pratique_contract.serving import DownloadSpec
-from pratique_server.fetch.errors import FetchError, NotFoundError
+from pratique_server.fetch.errors import CorruptError, FetchError, NotFoundError
 from pratique_server.fetch.hashing import Checksum
 from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
@@ -48,6 +54,15 @@ _CREDENTIAL_CODES: Final = (
     "ExpiredToken",
     "InvalidToken",
 )
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as the listing has it."""
+
+    key: str
+    size: int
+    etag: str
 
 
 class BucketRemote:
@@ -91,10 +106,16 @@ class BucketRemote:
             if not found:
                 raise NotFoundError(f"{self._name()} holds no object: check the bucket's name and the prefix")
             require_usable(selection, self._wanted, self._name())
+            revision = listing_revision(found)
+            if self._source.revision not in (None, revision):
+                raise CorruptError(
+                    f"{self._name()} does not hold what {self._source.revision} names; what it holds is {revision}: an object was "
+                    "added, removed or replaced since"
+                )
             files = tuple(self._describe(name, found[name]) for name in selection.taken)
         except (MinioException, urllib3.exceptions.HTTPError, ValueError) as error:
             raise self._explain(error) from error
-        return Listing(files=files, left_out=selection.left_out)
+        return Listing(files=files, left_out=selection.left_out, revision=revision)
 
     def locate(self, file: RemoteFile) -> Request:
         try:
@@ -107,26 +128,29 @@ class BucketRemote:
     def check(self, file: RemoteFile, response: httpx.Response) -> None:
         """If-Match has made the store refuse another version."""
 
-    def _list_objects(self) -> dict[str, tuple[str, int]]:
-        """Key and size of every object, by its name below the prefix."""
-        found: dict[str, tuple[str, int]] = {}
+    def _list_objects(self) -> dict[str, StoredObject]:
+        """Every object, by its name below the prefix."""
+        found: dict[str, StoredObject] = {}
         entries = self._client.list_objects(self._source.bucket, prefix=self._source.prefix, recursive=True)
         for count, entry in enumerate(entries):  # every one counts, also those that are no files
             name = (entry.object_name or "").removeprefix(self._source.prefix)
             if name and not name.endswith("/"):
-                found[name] = (entry.object_name or "", entry.size or 0)
+                found[name] = StoredObject(entry.object_name or "", entry.size or 0, (entry.etag or "").strip('"'))
             if count >= OBJECTS_MAX:
                 raise FetchError(f"{self._name()} holds more than {OBJECTS_MAX} objects: name the model's own prefix")
         return found
 
-    def _describe(self, name: str, found: tuple[str, int]) -> RemoteFile:
-        key, _ = found
-        stat = self._client.stat_object(self._source.bucket, key, extra_headers={"x-amz-checksum-mode": "ENABLED"})
+    def _describe(self, name: str, found: StoredObject) -> RemoteFile:
+        stat = self._client.stat_object(
+            self._source.bucket, found.key, extra_headers={"x-amz-checksum-mode": "ENABLED"}
+        )
         headers = {str(k).lower(): str(v) for k, v in (stat.metadata or {}).items()}
         etag = (stat.etag or "").strip('"')
+        if etag != found.etag:
+            raise CorruptError(f"{name} of {self._name()} was replaced while it was being listed", transient=True)
         checksum = choose_checksum(etag, headers)
         version = f"{etag} {checksum}" if checksum is not None else etag
-        return RemoteFile(path=name, key=key, size=stat.size, version=version, checksum=checksum)
+        return RemoteFile(path=name, key=found.key, size=stat.size, version=version, checksum=checksum)
 
     def _name(self) -> str:
         return f"s3://{self._source.bucket}/{self._source.prefix}"
@@ -148,6 +172,12 @@ class BucketRemote:
         if isinstance(error, ValueError):
             return FetchError(f"{self._name()} cannot be read: {error}")
         return explain_transport(error, f"https://{self._host}")
+
+
+def listing_revision(found: Mapping[str, StoredObject]) -> str:
+    """The digest of what a server could load of these objects. A README that changes is no other model."""
+    names = select(found, Wanted(weights=True, code=True)).taken
+    return digest_json([[name, found[name].size, found[name].etag] for name in sorted(names)])
 
 
 def choose_checksum(etag: str, headers: dict[str, str]) -> Checksum | None:

@@ -7,8 +7,9 @@ whole. What is found damaged loses its final name at once and is repaired; what 
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import httpx
 
@@ -34,6 +35,7 @@ from pratique_server.fetch.uris import BucketSource, HubSource, OciSource, Sourc
 from pratique_server.fetch.web import WebRemote
 
 HASH_THREADS_MAX: Final = 8
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -67,16 +69,16 @@ class Fetcher:
     progress: Progress
     halt: Halt
     _tls: ssl.SSLContext = field(init=False)
-    _client: httpx.Client = field(init=False)
+    client: httpx.Client = field(init=False)
     _redactor: Redactor = field(init=False)
 
     def __post_init__(self) -> None:
         self._tls = make_tls(self.settings.credentials)
-        self._client = make_client(self.settings.credentials, self.settings.download, tls=self._tls)
+        self.client = make_client(self.settings.credentials, self.settings.download, tls=self._tls)
         self._redactor = Redactor(self.settings.credentials.secret_values())
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
     def fetch(self, target: Target) -> None:
         """Return when the target's folder is complete and verified."""
@@ -138,6 +140,27 @@ class Fetcher:
         if text != self.progress.line():
             self.progress.say(text)
 
+    def ask(self, target: Target, source: SourceName) -> tuple[Remote, Listing]:
+        """What the source holds of what is wanted; nothing is fetched."""
+        remote = self._make_remote(target, source)
+        self.progress.say(f"Asking what {target.name} holds")
+        listing = self.patiently(remote.list)
+        tell_left_out(target, listing.left_out)
+        return remote, listing
+
+    def patiently(self, ask: Callable[[], T]) -> T:
+        """Ask a question of a peer again and again, as the rules for retries say."""
+        attempts = Attempts(self.settings.transfer_limits().retry)
+        while True:
+            try:
+                return ask()
+            except FetchError as error:
+                pause = attempts.after(error)
+                message = self._redactor.clean(error.message)
+                _log.warning("Trying again in %.1f s: %s: %s", pause, error.reason, message)
+                self.progress.say(f"Trying again in {pause:.0f} s: {message}")
+                self.halt.wait(pause)
+
     # Under the lock
 
     def _fetch_locked(
@@ -148,8 +171,7 @@ class Fetcher:
         if finding is not None and finding.damage:
             self._set_aside(store, finding, f"was damaged: {shown(finding.damage)}")
             finding = None
-        remote = self._make_remote(goal, source)
-        listing = self._list(goal, remote)
+        remote, listing = self.ask(goal, source)
         if finding is not None and not source.immutable:
             covered = finding.receipt.wanted.covers(wanted)
             if not _still_holds(listing, finding.receipt, all_of_it=covered):
@@ -163,7 +185,7 @@ class Fetcher:
             store=store,
             lock=lock,
             remote=remote,
-            client=self._client,
+            client=self.client,
             progress=self.progress,
             limits=self.settings.transfer_limits(),
             cache_bytes_max=self.settings.download.cache_bytes_max,
@@ -186,27 +208,10 @@ class Fetcher:
             case HubSource():
                 return HubRemote(source, target.wanted, download=download, credentials=credentials, tls=self._tls)
             case OciSource():
-                return OciRemote(source, target.wanted, client=self._client, credentials=credentials)
+                return OciRemote(source, target.wanted, client=self.client, credentials=credentials)
             case BucketSource():
                 return BucketRemote(source, target.wanted, download=download, credentials=credentials, tls=self._tls)
-        return WebRemote(source, client=self._client, credentials=credentials)
-
-    def _list(self, target: Target, remote: Remote) -> Listing:
-        """Ask what there is, again and again as the rules for retries say."""
-        self.progress.say(f"Asking what {target.name} holds")
-        attempts = Attempts(self.settings.transfer_limits().retry)
-        while True:
-            try:
-                listing = remote.list()
-            except FetchError as error:
-                pause = attempts.after(error)
-                message = self._redactor.clean(error.message)
-                _log.warning("Trying again in %.1f s: %s: %s", pause, error.reason, message)
-                self.progress.say(f"Trying again in {pause:.0f} s: {message}")
-                self.halt.wait(pause)
-            else:
-                tell_left_out(target, listing.left_out)
-                return listing
+        return WebRemote(source, client=self.client, credentials=credentials)
 
 
 def _still_holds(listing: Listing, receipt: Receipt, *, all_of_it: bool) -> bool:

@@ -8,20 +8,15 @@ what has come.
 import logging
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import get_token
-
 from pratique_contract.constants import TERMINATION_LOG_PATH
 from pratique_contract.reasons import Reason
-from pratique_contract.serving import DownloadSpec, ServingSpec
-from pratique_contract.sources import scheme_of
+from pratique_contract.serving import ServingSpec
 from pratique_contract.verdict import Verdict, VerdictResult
 from pratique_server.config import ConfigError, load_serving_spec
 from pratique_server.fetch.errors import FetchError, HaltedError
@@ -29,7 +24,6 @@ from pratique_server.fetch.fetcher import Fetcher, Settings
 from pratique_server.fetch.halt import Halt
 from pratique_server.fetch.progress import Progress
 from pratique_server.fetch.secrets import Credentials, Redactor, read_credentials
-from pratique_server.fetch.selection import Wanted
 from pratique_server.fetch.targets import Target, find_targets
 from pratique_server.gate.conclude import write_termination_message
 from pratique_server.gate.record_file import find_record
@@ -42,7 +36,6 @@ EXIT_FETCHED: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_STOPPED: Final = 128 + signal.SIGTERM
 LOG_SECONDS: Final = 5.0
-PERSON_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 3.0
 # The main thread waits in steps: a signal is then handled between two of them whatever the workers do.
 _STEP_SECONDS: Final = 0.2
@@ -62,24 +55,26 @@ def run_document(path: Path, *, termination_log: Path = Path(TERMINATION_LOG_PAT
         _log.warning("Fetching without a release record to compare with: %s", found.problem)
     targets = find_targets(spec, found.record)
     progress, halt = Progress(), Halt()
-    _stop_on_signals(halt)
+    stop_on_signals(halt)
     with _management_port(spec, progress):
-        failure = fetch_all(targets, Settings(download=spec.download, credentials=credentials), progress, halt)
+        settings = Settings(download=spec.download, credentials=credentials)
+        failure = run_fetcher(lambda fetcher: _fetch_each(fetcher, targets), settings, progress, halt)
     return _end(failure, redactor, termination_log)
 
 
-def fetch_all(
-    targets: Sequence[Target],
+def run_fetcher(
+    act: Callable[[Fetcher], None],
     settings: Settings,
     progress: Progress,
     halt: Halt,
     *,
     log_seconds: float = LOG_SECONDS,
 ) -> FetchError | HaltedError | None:
-    """Fetch targets while a line about the progress is logged every few seconds; the error that ended it, or None."""
+    """Do something with a fetcher while a line about the progress is logged every few seconds; the error that ended it, or None.
+    It runs in a thread of its own: a signal is heard whatever the network does."""
     result: list[FetchError | HaltedError] = []
     work = threading.Thread(
-        target=_fetch_in_thread, args=(targets, settings, progress, halt, result), name="fetch", daemon=True
+        target=_act_in_thread, args=(act, settings, progress, halt, result), name="fetch", daemon=True
     )
     work.start()
     said, waited, stopping = "", 0.0, 0.0
@@ -95,33 +90,6 @@ def fetch_all(
     return result[0] if result else None
 
 
-def fetch_for_person(
-    uri: str, folder: Path, *, revision: str | None, download: DownloadSpec, weights: bool, code: bool
-) -> str | None:
-    """Fetch one source with lines about the progress on the error stream; the sentence that says why it failed, or None."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
-    for noisy in ("httpx", "httpx2"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    try:
-        credentials = read_credentials(download.credentials_path)
-    except FetchError as error:
-        return error.message
-    if credentials.token is None and scheme_of(uri) == "hf":
-        # HF_TOKEN, or what `hf auth login` has left: on a person's machine it is theirs to use.
-        credentials = replace(credentials, token=get_token())
-    redactor, halt = install_redactor(credentials), Halt()
-    _stop_on_signals(halt)
-    target = Target(uri=uri, revision=revision, path=folder.absolute(), wanted=Wanted(weights=weights, code=code))
-    failure = fetch_all(
-        [target], Settings(download=download, credentials=credentials), Progress(), halt, log_seconds=PERSON_SECONDS
-    )
-    if failure is None:
-        return None
-    if isinstance(failure, HaltedError):
-        return "Stopped; run it again to go on where it was"
-    return redactor.clean(f"{failure.reason}: {failure.message}")
-
-
 def install_redactor(credentials: Credentials) -> Redactor:
     """From here on no log line of any library carries a secret."""
     redactor = Redactor(credentials.secret_values())
@@ -132,8 +100,13 @@ def install_redactor(credentials: Credentials) -> Redactor:
     return redactor
 
 
-def _fetch_in_thread(
-    targets: Sequence[Target],
+def _fetch_each(fetcher: Fetcher, targets: Sequence[Target]) -> None:
+    for target in targets:
+        fetcher.fetch(target)
+
+
+def _act_in_thread(
+    act: Callable[[Fetcher], None],
     settings: Settings,
     progress: Progress,
     halt: Halt,
@@ -142,8 +115,7 @@ def _fetch_in_thread(
     try:
         fetcher = Fetcher(settings, progress, halt)
         try:
-            for target in targets:
-                fetcher.fetch(target)
+            act(fetcher)
         finally:
             fetcher.close()
     except (FetchError, HaltedError) as error:
@@ -167,7 +139,7 @@ def _end(error: FetchError | HaltedError | None, redactor: Redactor, termination
     return EXIT_FAILED
 
 
-def _stop_on_signals(halt: Halt) -> None:
+def stop_on_signals(halt: Halt) -> None:
     """A process with id 1 is not ended by SIGTERM unless it says how."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: halt.stop())

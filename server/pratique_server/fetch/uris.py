@@ -1,7 +1,7 @@
 """What a URI and a revision name, taken apart. Pure; raises ``FetchError`` with the form that would have been right.
 
-A source is immutable when its name alone decides its bytes: a commit or a digest. A branch and a bucket are not, so a folder that was
-fetched from them is asked about again unless a release record says what has to be in it.
+A source is immutable when its name alone decides its bytes: a commit or a digest. A branch and a bucket without a revision are not, so
+a folder that was fetched from them is asked about again unless a release record says what has to be in it.
 """
 
 import re
@@ -18,6 +18,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?")
 _REVISION: Final = re.compile(r"[\w][\w./-]{0,254}")
 _IMAGE: Final = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*")
+_TAG: Final = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 DEFAULT_BRANCH: Final = "main"
 
@@ -46,20 +47,36 @@ class OciSource:
 
 @dataclass(frozen=True)
 class WebSource:
-    """A tar archive at a URL, by the digest of the archive."""
+    """A tar archive at a URL, by the digest of the archive. Without one it can only be resolved."""
 
     url: str
-    digest: str
-    immutable: bool = True
+    digest: str | None
+
+    @property
+    def immutable(self) -> bool:
+        return self.digest is not None
 
 
 @dataclass(frozen=True)
 class BucketSource:
-    """Every object under a prefix; the prefix ends with a slash or is empty."""
+    """Every object under a prefix, which ends with a slash or is empty. ``revision`` is the digest of their list (``bucket.py``)."""
 
     bucket: str
     prefix: str
-    immutable: bool = False
+    revision: str | None = None
+
+    @property
+    def immutable(self) -> bool:
+        return self.revision is not None
+
+
+@dataclass(frozen=True)
+class OciTag:
+    """What a registry calls by a name that can move: can be resolved, never fetched."""
+
+    registry: str
+    repository: str
+    tag: str
 
 
 SourceName = HubSource | OciSource | WebSource | BucketSource
@@ -76,8 +93,19 @@ def parse_source(uri: str, revision: str | None) -> SourceName:
         case "https":
             return _parse_web(uri, revision)
         case "s3":
-            return _parse_bucket(rest)
+            return _parse_bucket(rest, revision)
     raise FetchError(f"{clean_url(uri)} is not something to fetch; hf://, oci://, https:// and s3:// are")
+
+
+def parse_movable(uri: str, revision: str | None) -> SourceName | OciTag:
+    """As ``parse_source``, and also what names no fixed bytes yet: a tag, an archive whose digest nobody has taken."""
+    rest = uri.partition("://")[2]
+    match scheme_of(uri):
+        case "https" if revision is None:
+            return _require_host(WebSource(uri, None))
+        case "oci" if not is_digest(rest.partition("@")[2] or revision or ""):
+            return _parse_tag(rest, revision)
+    return parse_source(uri, revision)
 
 
 def _parse_hub(rest: str, revision: str | None) -> HubSource:
@@ -104,19 +132,40 @@ def _parse_oci(rest: str, revision: str | None) -> OciSource:
     return OciSource(registry, repository, digest)
 
 
+def _parse_tag(rest: str, revision: str | None) -> OciTag:
+    registry, _, path = rest.partition("/")
+    repository, _, named = path.partition(":")
+    if named and revision and named != revision:
+        raise FetchError(f"oci://{rest} names the tag {named}, and the revision {revision} is given beside it")
+    tag = named or revision or ""
+    if not registry or "@" in registry or not _IMAGE.fullmatch(repository) or not _TAG.fullmatch(tag):
+        raise FetchError(f"oci://{rest} is not of the form oci://registry/repository:tag, or …@sha256:<64 digits>")
+    return OciTag(registry, repository, tag)
+
+
+def _require_host(source: WebSource) -> WebSource:
+    if not urlsplit(source.url).hostname:
+        raise FetchError(f"{clean_url(source.url)} names no host")
+    return source
+
+
 def _parse_web(uri: str, revision: str | None) -> WebSource:
-    if not urlsplit(uri).hostname:
-        raise FetchError(f"{clean_url(uri)} names no host")
+    source = _require_host(WebSource(uri, revision))
     if revision is None or not is_digest(revision):
         raise FetchError(
-            f"{clean_url(uri)} needs the digest of the archive as its revision, sha256:<64 digits> (sha256sum prints it)"
+            f"{clean_url(uri)} needs the digest of the archive as its revision, sha256:<64 digits> (sha256sum and "
+            "pratique resolve print it)"
         )
-    return WebSource(uri, revision)
+    return source
 
 
-def _parse_bucket(rest: str) -> BucketSource:
+def _parse_bucket(rest: str, revision: str | None) -> BucketSource:
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
     if not _BUCKET.fullmatch(bucket):
         raise FetchError(f"s3://{rest} is not of the form s3://bucket/prefix")
-    return BucketSource(bucket, f"{prefix}/" if prefix else "")
+    if revision is not None and not is_digest(revision):
+        raise FetchError(
+            f"s3://{rest} takes as its revision the digest that pratique resolve prints (sha256:<64 digits>), or none"
+        )
+    return BucketSource(bucket, f"{prefix}/" if prefix else "", revision)

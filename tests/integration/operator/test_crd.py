@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "hub without commit": ({"model": {"uri": "hf://a/b"}}, "spec.model.revision", "hf:// needs revision"),
     "hub with a digest": ({"model": {**HUB, "revision": DIGEST}}, "spec.model.revision", "40-digit commit"),
-    "artifact by tag": ({"model": {"uri": "oci://host/a:1"}}, "spec.model.uri", "@sha256:<64 digits>"),
+    "artifact by tag": ({"model": {"uri": "oci://host/a:1"}}, "spec.model.uri", "pratique resolve oci://REGISTRY"),
     "artifact with two digests": (
         {"model": {"uri": f"oci://host/a@{DIGEST}", "revision": "sha256:" + "c" * 64}},
         "spec.model.revision",
@@ -86,7 +86,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "bad claim": ({"model": {"uri": "pvc://Bad_Claim"}}, "spec.model.uri", "pvc://CLAIM"),
     "relative folder": ({"model": {"uri": "file://models"}}, "spec.model.uri", "file:///ABSOLUTE/PATH"),
     "parent segment": ({"model": {"uri": "file:///models/../etc"}}, "spec.model.uri", "segments"),
-    "branch": ({"model": {**MODEL, "revision": "main"}}, "spec.model.revision", "can move"),
+    "branch": (
+        {"model": {**HUB, "revision": "main"}},
+        "spec.model.revision",
+        "pratique resolve URI --revision BRANCH prints",
+    ),
+    "bucket with a commit": (
+        {"model": {"uri": "s3://bucket/x", "revision": COMMIT}},
+        "spec.model.revision",
+        "digest that pratique resolve s3://… prints",
+    ),
     "tokenizer scheme": ({"model": MODEL, "tokenizer": {"uri": "s4://a"}}, "spec.tokenizer.uri", "a source is"),
     "tokenizer without commit": (
         {"model": MODEL, "tokenizer": {"uri": "hf://a/b"}},

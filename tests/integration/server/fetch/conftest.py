@@ -1,4 +1,4 @@
-"""A hub with one small repository, and a place for the fetched folder."""
+"""A hub with one small repository, a place for the fetched folder, and the command line as a person runs it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from pratique_server.fetch.selection import Wanted
 from tests.support.fetching import NAME, Place, make_repository
 from tests.support.hub import Hub
+from tests.unit.cli.conftest import pratique  # noqa: F401 - a fixture
 
 
 @pytest.fixture

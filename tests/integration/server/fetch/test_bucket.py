@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.bucket import choose_checksum
 from pratique_server.fetch.expected import Expected
+from pratique_server.fetch.fetcher import Fetcher
+from pratique_server.fetch.halt import Halt
 from pratique_server.fetch.hashing import Checksum
+from pratique_server.fetch.progress import Progress
+from pratique_server.fetch.resolve import Resolved, resolve
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.selection import Wanted
 from pratique_server.fetch.store import Store
@@ -145,6 +150,45 @@ def test_objects_that_are_not_the_approved_ones_are_corrupt(
     assert error.reason is Reason.DOWNLOAD_CORRUPT
     assert all(part in error.message for part in (WEIGHTS, digest, "0" * 64))
     assert not target.path.exists()
+
+
+def resolved(server: s3.S3, prefix: str, **wanted: bool) -> Resolved:
+    fetcher = Fetcher(settings_for(server), Progress(), Halt())
+    try:
+        return resolve(fetcher, f"s3://{BUCKET}/{prefix}", None, Wanted(**wanted))
+    finally:
+        fetcher.close()
+
+
+def test_a_resolved_prefix_is_immutable_and_refused_when_an_object_was_replaced(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path
+) -> None:
+    """LLMKube#619: a bucket has no name for what it held when the release was declared; the digest of its list is one."""
+    found = resolved(server, prefix)
+    assert (found.uri, found.revision[:7]) == (f"s3://{BUCKET}/{prefix.rstrip('/')}", "sha256:")
+    assert {file.path for file in found.files} == LOADED
+    target = make_target(prefix, tmp_path, uri=found.uri, revision=found.revision)
+    fetch(target, settings_for(server))
+    assert same_content(target.path, origin)
+    (origin / "config.json").write_text('{"another": true}')
+    server.upload(BUCKET, prefix, origin)
+    error = failure(replace(target, path=tmp_path / "cache" / "s3-2"), settings_for(server))
+    assert error.reason is Reason.DOWNLOAD_CORRUPT
+    assert found.revision in error.message
+    assert resolved(server, prefix).revision in error.message
+    fetch(
+        target, make_settings(DownloadSpec(s3_endpoint="http://127.0.0.1:1"))
+    )  # what came before needs the bucket no more
+
+
+def test_what_no_server_loads_moves_no_revision(server: s3.S3, prefix: str, origin: Path) -> None:
+    before = resolved(server, prefix).revision
+    (origin / "README.md").write_text("another story")
+    server.upload(BUCKET, prefix, origin)
+    assert resolved(server, prefix).revision == before
+    assert resolved(server, prefix, weights=False).revision == before
+    server.client.remove_object(BUCKET, f"{prefix}merges.txt")
+    assert resolved(server, prefix).revision != before
 
 
 def test_a_tokenizer_s_folder_gets_its_weights_when_they_are_wanted(

@@ -1,0 +1,83 @@
+"""``pratique resolve``: from a branch, tag, archive or bucket to the lines of a manifest that always name the same bytes."""
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pratique_cli.downloads import (
+    CodeOption,
+    ConnectionsOption,
+    CredentialsOption,
+    HubOption,
+    S3Option,
+    S3RegionOption,
+    TokenizerOnlyOption,
+    make_download,
+)
+from pratique_cli.errors import CliError, missing_extra
+from pratique_cli.printing import Format, emit, note, to_yaml
+
+if TYPE_CHECKING:
+    from pratique_server.fetch.resolve import Resolved
+
+
+def resolve(
+    uri: Annotated[
+        str,
+        typer.Argument(
+            help="hf://owner/name[@branch], oci://registry/repository:tag, https://host/path.tar.gz or s3://bucket/prefix."
+        ),
+    ],
+    revision: Annotated[
+        str | None, typer.Option(help="Branch or tag, when the URI names none. Default for the hub: main.")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", "-o", help="text: the two lines of a manifest.")] = Format.TEXT,
+    credentials: CredentialsOption = None,
+    hub_endpoint: HubOption = None,
+    s3_endpoint: S3Option = None,
+    s3_region: S3RegionOption = None,
+    connections: ConnectionsOption = 8,
+    tokenizer_only: TokenizerOnlyOption = False,
+    code: CodeOption = False,
+) -> None:
+    """Print uri and revision as spec.model, an adapter or spec.tokenizer takes them: what a moving name stands for now. An https://
+    archive is read whole for its digest (into TMPDIR, and removed)."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    try:
+        from pratique_server.fetch import person
+    except ImportError as error:
+        raise missing_extra("server", error) from error
+    download = make_download(
+        credentials=credentials,
+        hub_endpoint=hub_endpoint,
+        s3_endpoint=s3_endpoint,
+        s3_region=s3_region,
+        connections=connections,
+    )
+    try:
+        found = person.resolve_for_person(
+            uri, revision=revision, download=download, weights=not tokenizer_only, code=code
+        )
+    except person.PersonError as error:
+        raise CliError(str(error)) from error
+    if form is Format.TEXT:
+        print(to_yaml(_lines(found)), end="")
+        note(_describe(found))
+    else:
+        emit({**_lines(found), "files": [_file(file) for file in found.files]}, form)
+
+
+def _lines(found: "Resolved") -> dict[str, str]:
+    return {"uri": found.uri, "revision": found.revision}
+
+
+def _file(file: Any) -> dict[str, Any]:
+    return {"path": file.path, "size": file.size, "checksum": None if file.checksum is None else str(file.checksum)}
+
+
+def _describe(found: "Resolved") -> str:
+    from pratique_server.fetch.progress import size_text
+
+    count = f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}"
+    return f"A pod fetches {count}" + ("" if found.size is None else f", {size_text(found.size)}")
