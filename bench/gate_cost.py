@@ -1,8 +1,8 @@
 """What the gate costs: ``make bench-gate``.
 
 1. The gate's own time on SmolLM2, from a loaded engine to the verdict, and that of the first record under TrustFirst.
-2. ``/readyz`` while the engine is saturated: at the handler, and over sockets of 127.0.0.1, beside a bare server in a process of
-   its own that answers the same bytes: what that one takes is the machine's, not ours.
+2. ``/readyz`` while the engine is saturated: at the handler, and over sockets of 127.0.0.1, beside two servers that have nothing else
+   to do (``bench.readyz``): what those take is the machine's and the library's, not that of a busy engine.
 3. What idle re-verification costs users: time to first token of single requests in blocks with and without it, in turn. Rounds come
    ``EXAGGERATION`` times as often as by default, else nothing could be seen; what one attempt costs is then set against the default.
 
@@ -10,7 +10,6 @@ Results go to ``bench/results/gate-cost.json`` and ``.md`` with the conditions. 
 """
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -19,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,18 +28,16 @@ import httpx
 
 from bench.conditions import cpu_seconds, describe_host
 from bench.gate_server import SWITCH
+from bench.readyz import STREAMS, ask_in_turn, chat_body, reference_servers, saturated, summarize
 from tests.support.models import smollm2
 
 RESULTS: Final = Path(__file__).parent / "results"
-STREAMS: Final = 24  # more than max_num_seqs (16): some always wait
 INTERVAL_DEFAULT: Final = 600.0
 EXAGGERATION: Final = 60
 START_SECONDS_MAX: Final = 300.0
-PROBES_PER_SECOND: Final = 50
 REQUEST_GAP_SECONDS: Final = (2.0, 5.0)
 REQUEST_GAP_MEAN: Final = sum(REQUEST_GAP_SECONDS) / 2
 WORDS: Final = ("harbour", "pilot", "anchor", "lantern", "compass", "cargo", "rudder", "island")
-BARE_ANSWER: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 3\r\n\r\nok\n"
 
 
 class Server:
@@ -136,109 +132,17 @@ def measure_readyz(folder: Path, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with serving(folder, {**_enforce(folder), "reverify": {"intervalSeconds": 0}}) as server:
         _require_pass(server.wait_verdict())
-        with bare_server() as bare_port:
-            found["idle"] = probe_both(server.management_port, bare_port, seconds / 2)
-            stop = threading.Event()
-            load = threading.Thread(target=lambda: asyncio.run(saturate(server.api, stop)))
-            load.start()
-            time.sleep(3)
-            found["saturated"] = probe_both(server.management_port, bare_port, seconds)
-            stats = httpx.get(f"{server.management}/stats", trust_env=False).json()["engine"]
+        with reference_servers() as references:
+            ports = {"ours": server.management_port, **references}
+            found["idle"] = ask_in_turn(ports, seconds / 2)
+            with saturated(server.api):
+                time.sleep(3)
+                found["saturated"] = ask_in_turn(ports, seconds)
+                stats = httpx.get(f"{server.management}/stats", trust_env=False).json()["engine"]
             found["engineWhileSaturated"] = {name: stats[name] for name in ("running", "waiting")}
-            stop.set()
-            load.join()
     handler = json.loads((folder / "handler.json").read_text())
     found["handler"] = summarize(handler)
     return found
-
-
-def probe_both(port: int, bare_port: int, seconds: float) -> dict[str, Any]:
-    """The server and the bare one in turn, on a connection that stays open and on a new one for each (as the kubelet does)."""
-    taken: dict[str, list[float]] = {"kept": [], "new": [], "bareKept": [], "bareNew": []}
-    kept = {"kept": _connect(port), "bareKept": _connect(bare_port)}
-    end = time.perf_counter() + seconds
-    try:
-        while time.perf_counter() < end:
-            for name in taken:
-                begun = time.perf_counter()
-                if name in kept:
-                    _ask(kept[name])
-                else:
-                    with _connect(port if name == "new" else bare_port) as connection:
-                        _ask(connection)
-                taken[name].append(time.perf_counter() - begun)
-                time.sleep(1 / PROBES_PER_SECOND)
-    finally:
-        for connection in kept.values():
-            connection.close()
-    return {name: summarize(values) for name, values in taken.items()}
-
-
-def _connect(port: int) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def _ask(connection: socket.socket) -> None:
-    connection.sendall(b"GET /readyz HTTP/1.1\r\nhost: bench\r\n\r\n")
-    answer = b""
-    while not _is_whole(answer):
-        answer += connection.recv(65536)
-    if not answer.startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(f"not ready: {answer[:200]!r}")
-
-
-def _is_whole(answer: bytes) -> bool:
-    head, end, body = answer.partition(b"\r\n\r\n")
-    length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0")
-    return bool(end) and len(body) >= int(length.partition(b":")[2])
-
-
-@contextmanager
-def bare_server() -> Iterator[int]:
-    """A process that answers every request with the same bytes, with nothing else to do."""
-    command = [sys.executable, "-c", _BARE]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    try:
-        yield int(child.stdout.readline())
-    finally:
-        child.kill()
-        child.wait()
-        child.stdout.close()
-
-
-_BARE: Final = f"""
-import asyncio
-async def answer(reader, writer):
-    while await reader.readuntil(b"\\r\\n\\r\\n"):
-        writer.write({BARE_ANSWER!r})
-async def serve(reader, writer):
-    try: await answer(reader, writer)
-    except (asyncio.IncompleteReadError, ConnectionError): writer.close()
-async def main():
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-asyncio.run(main())
-"""
-
-
-async def saturate(url: str, stop: threading.Event) -> None:
-    """Keep ``STREAMS`` long answers running."""
-    limits = httpx.Limits(max_connections=STREAMS)
-    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:
-
-        async def one(number: int) -> None:
-            while not stop.is_set():
-                body = chat_body(f"Tell me a story about ship number {number}.", max_tokens=400)
-                async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-                    async for _ in response.aiter_raw():
-                        if stop.is_set():
-                            break
-
-        await asyncio.gather(*(one(number) for number in range(STREAMS)))
 
 
 def measure_users(folder: Path, *, blocks: int, requests: int, seed: int) -> dict[str, Any]:
@@ -287,21 +191,6 @@ def first_token_seconds(url: str, text: str) -> float:
     return taken
 
 
-def chat_body(text: str, *, max_tokens: int) -> dict[str, Any]:
-    messages = [{"role": "user", "content": text}]
-    return {"model": "smollm2", "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-
-
-def summarize(seconds: list[float]) -> dict[str, Any]:
-    """Milliseconds."""
-    ordered = sorted(value * 1000 for value in seconds)
-
-    def at(share: float) -> float:
-        return round(ordered[min(int(share * len(ordered)), len(ordered) - 1)], 3)
-
-    return {"count": len(ordered), "p50": at(0.5), "p95": at(0.95), "p99": at(0.99), "max": round(ordered[-1], 3)}
-
-
 def _enforce(folder: Path) -> dict[str, Any]:
     return {"policy": "Enforce", "recordPath": str(folder / "record.json")}
 
@@ -332,8 +221,9 @@ def to_markdown(report: dict[str, Any]) -> str:
     )
     engine = ready["engineWhileSaturated"]
     saturated = (
-        f"Saturated: {STREAMS} streams, {engine['running']} running and {engine['waiting']} waiting. *Bare* is a server in a "
-        "process of its own that always answers the same: the machine's share."
+        f"Saturated: {STREAMS} streams, {engine['running']} running and {engine['waiting']} waiting. *Its port alone* is the same "
+        "management port in a process of its own, with no engine; *bare* answers every request with the same bytes: the machine's share. "
+        "All are asked in turn by one process."
     )
     rate = (
         f"Single requests 2 to 5 s apart, blocks in turn; a round every {INTERVAL_DEFAULT / EXAGGERATION:g} s, {EXAGGERATION} "
@@ -365,13 +255,14 @@ def _seconds(values: list[float]) -> str:
 
 
 def _readyz_rows(ready: dict[str, Any]) -> list[str]:
-    names = {
-        "kept": "socket, kept open",
-        "new": "socket, new for each",
-        "bareKept": "bare, kept open",
-        "bareNew": "bare, new for each",
-    }
-    rows = [_row(title, state, ready[state][name]) for state in ("idle", "saturated") for name, title in names.items()]
+    servers = {"ours": "this server", "alone": "its port alone", "bare": "bare"}
+    connections = {"kept": "kept open", "new": "new for each"}
+    rows = [
+        _row(f"{title}, {how}", state, ready[state][f"{name} {connection}"])
+        for state in ("idle", "saturated")
+        for name, title in servers.items()
+        for connection, how in connections.items()
+    ]
     return [_row("at the handler", "both", ready["handler"]), *rows]
 
 

@@ -39,6 +39,9 @@ from pratique_server.management.thread import ManagementThread, bind
 from pratique_server.metrics import Metrics, PodCollector
 
 GOODBYE_SECONDS: Final = 1.0
+# How long a thread may keep the interpreter from another one that wants it. Probes are answered by a thread of their own, which asks
+# for it several times in each answer; Python's default of 5 ms is longer than a probe should take (docs/decisions/0015).
+SWITCH_SECONDS: Final = 0.0005
 BEAT_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ def run(spec: ServingSpec) -> int:
     configure_logs()
     make_offline()
     keep_torch_out()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         process = ServingProcess(spec)
     except OSError as error:

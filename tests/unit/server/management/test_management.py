@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from typing import Any
 
@@ -9,13 +10,13 @@ import httpx
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, metric_names
-from pratique_server import probe
+from pratique_server import probe, serve
 from pratique_server.management import app
 from pratique_server.management.app import ManagementApp
 from pratique_server.management.status import LOOP_SILENCE_SECONDS_MAX, EngineReport, PodStatus
 from pratique_server.management.thread import ManagementThread
 from pratique_server.metrics import Metrics, PodCollector
-from tests.unit.server.scripted import FINGERPRINT, FixedVerdict, idle_stats
+from tests.unit.server.scripted import FINGERPRINT, FixedVerdict, idle_stats, make_spec
 
 PENDING = Verdict(result=VerdictResult.PENDING, reason=Reason.LOADING, message="The model is being loaded")
 FAILED = Verdict(result=VerdictResult.FAIL, reason=Reason.TEMPLATE_MISMATCH, message="chatTemplate differs")
@@ -192,6 +193,25 @@ def test_answers_over_a_real_socket_from_its_own_thread_and_the_probe_prints_the
     assert capsys.readouterr().out.splitlines() == ["Verified: proved", "TemplateMismatch: chatTemplate differs"]
     assert probe.main(["readyz", "--port", str(thread.port)]) == 1
     assert capsys.readouterr().out.startswith("Unreachable: ")
+
+
+def test_serving_lets_the_probes_thread_have_the_interpreter_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Python's default each answer may wait several times 5 ms for a busy event loop (docs/decisions/0015)."""
+    for prepare in ("configure_logs", "make_offline", "keep_torch_out"):
+        monkeypatch.setattr(serve, prepare, lambda: None)
+    before, seen = sys.getswitchinterval(), []
+
+    def fail(_spec: object) -> None:
+        seen.append(sys.getswitchinterval())
+        raise OSError("taken")
+
+    monkeypatch.setattr(serve, "ServingProcess", fail)
+    try:
+        assert serve.run(make_spec()) == 1
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == pytest.approx([serve.SWITCH_SECONDS])
+    assert before > serve.SWITCH_SECONDS
 
 
 def test_the_probe_needs_only_the_standard_library() -> None:
