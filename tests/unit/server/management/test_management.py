@@ -196,7 +196,7 @@ def test_answers_over_a_real_socket_from_its_own_thread_and_the_probe_prints_the
 
 
 def test_serving_lets_the_probes_thread_have_the_interpreter_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Python's default each answer may wait several times 5 ms for a busy event loop (docs/decisions/0015)."""
+    """With Python's default each answer may wait several times 5 ms for a busy event loop (docs/decisions/0016)."""
     for prepare in ("configure_logs", "make_offline", "keep_torch_out"):
         monkeypatch.setattr(serve, prepare, lambda: None)
     before, seen = sys.getswitchinterval(), []
