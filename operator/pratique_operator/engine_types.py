@@ -7,7 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from pratique_contract.manifest import DType
 from pratique_contract.model import ContractModel
 from pratique_contract.serving import KEEP_PATTERN, QuantizationMethod
-from pratique_operator.schema import PositiveInt, Quantity, ShortText, cel, rules
+from pratique_operator.schema import PositiveInt, Quantity, Shape, cel, rules
 
 # Engine flags that would change which release runs, or how the pod is reached and proved.
 REFUSED_FLAGS: Final = (
@@ -44,7 +44,7 @@ def _settings_rules() -> dict[str, Any]:
             cel(
                 f"!has(self.config) || !has(self.config.{name}) || size(self.config.{name}) == 0 "
                 f"|| {method} in {list(methods)!r}",
-                f"config.{name} is a setting of {' and '.join(methods)}, and this method is another one",
+                f"config.{name} belongs to method {' and '.join(methods)}: set that method, or leave {name} out",
                 fieldPath=f".config.{name}",
             )
             for name, methods in SETTINGS.items()
@@ -58,10 +58,13 @@ def _in_one_order(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class QuantizationConfig(ContractModel):
-    """Settings of the method; each belongs to the methods it names, and a setting that would change nothing does not exist."""
+    """Settings of the method, each for the methods it names. What a method computes in one way only has no setting."""
 
     keep: Annotated[
-        tuple[Annotated[str, StringConstraints(pattern=KEEP_PATTERN, max_length=256)], ...],
+        tuple[
+            Annotated[str, Shape(KEEP_PATTERN, "a layer is named by letters, digits, _, - and ., with * and ?", 256)],
+            ...,
+        ],
         AfterValidator(_in_one_order),
     ] = Field(
         default=(),
@@ -93,7 +96,7 @@ class QuantizationSpec(ContractModel):
 
 
 class KvCacheSpec(ContractModel):
-    """K/V cache size: a number of blocks or an amount of memory."""
+    """Size of the K/V cache of one pod: a number of blocks or an amount of memory. Part of the release."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -106,7 +109,9 @@ class KvCacheSpec(ContractModel):
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Tokens in a block. Default 16."
     )
-    dtype: DType | None = Field(default=None, description="The type that computes; another one is refused by the pod.")
+    dtype: DType | None = Field(
+        default=None, description="Must be the type that computes; another one fails the pod with FlagsMismatch."
+    )
 
 
 _IMAGE_RULES = rules(
@@ -119,25 +124,28 @@ _IMAGE_RULES = rules(
         "an image without a tag means latest; name a version or a digest",
     ),
 )
-_ARGS_RULES = rules(
-    cel("self.all(a, a.matches('^--[a-z0-9][-a-z0-9]*(=.*)?$'))", "each argument is written --flag or --flag=value"),
+# On each flag, so that the answer says which one.
+_FLAG_RULES = rules(
+    cel("self.matches('^--[a-z0-9][-a-z0-9]*(=.*)?$')", "an argument is written --flag or --flag=value"),
     cel(
-        f"!self.exists(a, a.matches('^--({'|'.join(REFUSED_FLAGS)})(=.*)?$'))",
-        "these flags would change the release or the pod's contract and have fields of their own or none: "
+        f"!self.matches('^--({'|'.join(REFUSED_FLAGS)})(=.*)?$')",
+        "this flag would change the release or the pod's contract; each of these has a field of its own or none: "
         + ", ".join(REFUSED_FLAGS),
     ),
 )
+EngineFlag = Annotated[str, StringConstraints(min_length=1, max_length=512), Field(json_schema_extra=_FLAG_RULES)]
 
 
 class EngineSpec(ContractModel):
-    """The engine and the flags that change tokens or limits."""
+    """The engine and its flags, part of the release: what changes tokens or limits."""
 
     name: Literal["Torch", "Naive"] = Field(
         default="Torch", description="Default Torch. Naive is the slow baseline, one request at a time."
     )
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
         default=None,
-        description="Server image. Default: the operator's serverImage. latest is refused.",
+        description="Server image, by digest or by a tag other than latest. By digest it is part of the release. Default: the "
+        "operator's serverImage.",
         json_schema_extra=_IMAGE_RULES,
     )
     max_model_len: PositiveInt | None = Field(default=None, description="Shortens the model's own context limit.")
@@ -146,9 +154,8 @@ class EngineSpec(ContractModel):
     )
     max_batched_tokens: PositiveInt | None = Field(default=None, description="Token budget of one step. Default 512.")
     kv_cache: KvCacheSpec | None = None
-    args: tuple[ShortText, ...] | None = Field(
+    args: tuple[EngineFlag, ...] | None = Field(
         default=None,
         max_length=64,
         description="Flags of the engine, part of the release. One it does not know fails the pod with FlagsMismatch.",
-        json_schema_extra=_ARGS_RULES,
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from pratique_contract.model import ContractModel
-from pratique_operator.schema import DataKey, ObjectName, PassThrough, Quantity, ShortText, cel, rules
+from pratique_operator.schema import DataKey, ObjectName, PassThrough, Quantity, Shape, ShortText, cel, rules
 
 # Set by the operator itself, or able to change what the process loads behind the gate's back.
 RESERVED_ENV: Final = ("HOME", "HF_HUB_OFFLINE", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_LIBRARY_PATH", "TMPDIR")
@@ -17,8 +17,8 @@ LabelValue = Annotated[str, StringConstraints(max_length=63)]
 class KeyRef(ContractModel):
     """One key of a ConfigMap or Secret in the service's namespace."""
 
-    name: ObjectName
-    key: DataKey
+    name: ObjectName = Field(description="Name of the ConfigMap or Secret, in the service's namespace.")
+    key: DataKey = Field(description="The key in it.")
 
 
 class EnvVarSource(ContractModel):
@@ -33,8 +33,8 @@ class EnvVarSource(ContractModel):
         )
     )
 
-    config_map_key_ref: KeyRef | None = None
-    secret_key_ref: KeyRef | None = None
+    config_map_key_ref: KeyRef | None = Field(default=None, description="A key of a ConfigMap.")
+    secret_key_ref: KeyRef | None = Field(default=None, description="A key of a Secret.")
 
 
 class EnvVar(ContractModel):
@@ -51,40 +51,63 @@ class EnvVar(ContractModel):
         )
     )
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
-    value: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    name: Annotated[
+        str,
+        Shape(
+            r"^[A-Za-z_][A-Za-z0-9_]*$",
+            "a variable's name has letters, digits and _ only, and begins with no digit",
+            128,
+        ),
+    ] = Field(description=f"The variable; not one of {', '.join(RESERVED_ENV)}, which belong to the operator.")
+    value: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        default=None, description="The value itself. Exactly one of value and valueFrom."
+    )
     value_from: EnvVarSource | None = None
 
 
 class Resources(ContractModel):
     """Requests and limits of the serving container."""
 
-    requests: dict[str, Quantity] | None = Field(default=None, max_length=16)
-    limits: dict[str, Quantity] | None = Field(default=None, max_length=16)
+    requests: dict[str, Quantity] | None = Field(
+        default=None, max_length=16, description="What the node must have free, for example cpu: 4, memory: 16Gi."
+    )
+    limits: dict[str, Quantity] | None = Field(
+        default=None, max_length=16, description="What the container may take, for example memory: 20Gi."
+    )
 
 
 class Toleration(ContractModel):
     """A taint the pods accept."""
 
-    key: ShortText | None = None
-    operator: Literal["Exists", "Equal"] | None = None
-    value: Annotated[str, StringConstraints(max_length=63)] | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+    key: ShortText | None = Field(default=None, description="The taint's key. Default: every key, with Exists.")
+    operator: Literal["Exists", "Equal"] | None = Field(
+        default=None, description="How value is compared. Default Equal."
+    )
+    value: Annotated[str, StringConstraints(max_length=63)] | None = Field(
+        default=None, description="The taint's value, with Equal."
+    )
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="The taint's effect. Default: every effect."
+    )
+    toleration_seconds: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="How long a NoExecute taint is accepted. Default: for ever."
+    )
 
 
 class LocalRef(ContractModel):
     """An object in the service's namespace, by name."""
 
-    name: ObjectName
+    name: ObjectName = Field(description="Its name.")
 
 
 class PodMetadata(ContractModel):
     """Labels and annotations added to the pods. The operator's own labels win."""
 
-    labels: dict[str, LabelValue] | None = Field(default=None, max_length=32)
+    labels: dict[str, LabelValue] | None = Field(
+        default=None, max_length=32, description="Labels of the pods. A changed one is a new revision."
+    )
     annotations: dict[str, Annotated[str, StringConstraints(max_length=4096)]] | None = Field(
-        default=None, max_length=32
+        default=None, max_length=32, description="Annotations of the pods. A changed one is a new revision."
     )
 
 
@@ -92,25 +115,34 @@ class PodOptions(ContractModel):
     """Where and with what the pods run."""
 
     resources: Resources | None = None
-    node_selector: dict[str, LabelValue] | None = Field(default=None, max_length=32)
-    tolerations: tuple[Toleration, ...] | None = Field(default=None, max_length=32)
-    affinity: PassThrough | None = None
-    topology_spread_constraints: tuple[PassThrough, ...] | None = Field(default=None, max_length=8)
-    priority_class_name: ObjectName | None = None
-    runtime_class_name: ObjectName | None = None
+    node_selector: dict[str, LabelValue] | None = Field(
+        default=None, max_length=32, description="Labels a node must have."
+    )
+    tolerations: tuple[Toleration, ...] | None = Field(
+        default=None, max_length=32, description="Taints the pods accept."
+    )
+    affinity: PassThrough | None = Field(default=None, description="As in a pod's spec, handed on as it is.")
+    topology_spread_constraints: tuple[PassThrough, ...] | None = Field(
+        default=None, max_length=8, description="As in a pod's spec, handed on as they are."
+    )
+    priority_class_name: ObjectName | None = Field(default=None, description="An existing PriorityClass.")
+    runtime_class_name: ObjectName | None = Field(default=None, description="An existing RuntimeClass.")
     env: tuple[EnvVar, ...] | None = Field(
         default=None,
         max_length=64,
+        description="Variables of the pod's containers: the server's, and of the one that fetches (a proxy, for example).",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    image_pull_secrets: tuple[LocalRef, ...] | None = Field(default=None, max_length=8)
+    image_pull_secrets: tuple[LocalRef, ...] | None = Field(
+        default=None, max_length=8, description="Secrets with which the image is pulled."
+    )
     service_account_name: ObjectName | None = Field(
         default=None, description="An existing ServiceAccount; without it the operator makes one that may do nothing."
     )
 
 
 class PodTemplate(ContractModel):
-    """The useful subset of a PodTemplateSpec."""
+    """The useful subset of a PodTemplateSpec. Command, probes, volumes and security belong to the operator."""
 
     metadata: PodMetadata | None = None
     spec: PodOptions | None = None

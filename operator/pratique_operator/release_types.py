@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field
 
 from pratique_contract.canonical import DIGEST_PATTERN
 from pratique_contract.model import ContractModel
 from pratique_operator.pod_types import KeyRef, LocalRef
-from pratique_operator.schema import cel, rules
+from pratique_operator.schema import Shape, cel, rules
 
 
 class SignatureSpec(ContractModel):
@@ -22,8 +22,8 @@ class SignatureSpec(ContractModel):
         )
     )
 
-    config_map_key_ref: KeyRef | None = None
-    secret_key_ref: KeyRef | None = None
+    config_map_key_ref: KeyRef | None = Field(default=None, description="The key of a ConfigMap that holds the PEM.")
+    secret_key_ref: KeyRef | None = Field(default=None, description="The key of a Secret that holds the PEM.")
 
 
 class ReverifySpec(ContractModel):
@@ -42,7 +42,7 @@ class ReverifySpec(ContractModel):
 
 
 class ReleaseSpec(ContractModel):
-    """What was approved."""
+    """What was approved, and what a pod that is something else may do."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -54,15 +54,19 @@ class ReleaseSpec(ContractModel):
             ),
             cel(
                 "!has(self.signature) || has(self.recordRef)",
-                "signature is that of the record in recordRef",
+                "signature needs recordRef: it is checked on the record in that ConfigMap",
                 fieldPath=".signature",
             ),
         )
     )
 
-    fingerprint: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN, max_length=71)] | None = Field(
-        default=None, description="Fingerprint of the approved release; pratique release stamp writes it."
-    )
+    fingerprint: (
+        Annotated[
+            str,
+            Shape(DIGEST_PATTERN, "a fingerprint is sha256: and 64 hex digits; pratique release stamp writes it", 71),
+        ]
+        | None
+    ) = Field(default=None, description="Fingerprint of the approved release; pratique release stamp writes it.")
     record_ref: LocalRef | None = Field(
         default=None,
         description="ConfigMap with the release record under record.json; pratique release record makes it. Without it "

@@ -4,20 +4,25 @@ Every string and list in the CRD has a limit, because the API server prices a CE
 """
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import core_schema
 
 VALIDATIONS: Final = "x-kubernetes-validations"
 
-DNS_SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 QUANTITY_PATTERN: Final = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
-
-ObjectName = Annotated[str, StringConstraints(pattern=DNS_SUBDOMAIN, min_length=1, max_length=253)]
-DataKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)]
-ShortText = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 
 
 def cel(rule: str, message: str, **more: str) -> dict[str, str]:
@@ -30,6 +35,32 @@ def rules(*validations: dict[str, str]) -> dict[str, Any]:
     return {VALIDATIONS: list(validations)}
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How a text must look, with the sentence for one that does not: the API server would show a bare regular expression."""
+
+    pattern: str
+    sentence: str
+    max_length: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.str_schema(pattern=self.pattern, min_length=1, max_length=self.max_length)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        rule = cel(f"self.matches({self.pattern!r})", self.sentence)
+        return {"type": "string", "maxLength": self.max_length, **rules(rule)}
+
+
+ObjectName = Annotated[
+    str,
+    Shape(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "an object's name has lower-case letters, digits, - and . only", 253),
+]
+DataKey = Annotated[str, Shape(r"^[-._a-zA-Z0-9]+$", "a key has letters, digits, -, _ and . only", 253)]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+
+
 def _to_quantity(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -39,7 +70,18 @@ Quantity = Annotated[
     str,
     BeforeValidator(_to_quantity),
     StringConstraints(pattern=QUANTITY_PATTERN, max_length=64),
-    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": QUANTITY_PATTERN, "maxLength": 64}),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 64,
+            **rules(
+                cel(
+                    "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))",
+                    "a quantity is a number of at least 0, or a text such as 500m or 2Gi",
+                )
+            ),
+        }
+    ),
 ]
 
 # An object of the core API that the operator hands on as it is; the API server checks it when the Deployment is applied.

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from pratique_contract.model import ContractModel
 from pratique_operator.pod_types import KeyRef, LocalRef
-from pratique_operator.schema import ObjectName, Quantity, cel, rules
+from pratique_operator.schema import ObjectName, Quantity, Shape, cel, rules
 
 URI_MAX: Final = 1024
 CHAT_TEMPLATE_CHARS_MAX: Final = 256 * 1024
@@ -48,12 +48,12 @@ _URI_RULES = rules(
 # On whatever has both fields: a source that can move needs the revision that cannot.
 _PINNED_RULES = rules(
     cel(
-        "!self.uri.startsWith('hf://') || (has(self.revision) && self.revision.matches('^[0-9a-f]{40}$'))",
+        "!self.uri.startsWith('hf://') || (has(self.revision) && !self.revision.startsWith('sha256:'))",
         "hf:// needs revision, the 40-digit commit (pratique resolve hf://OWNER/NAME prints it)",
         fieldPath=".revision",
     ),
     cel(
-        "!self.uri.startsWith('https://') || (has(self.revision) && self.revision.startsWith('sha256:'))",
+        "!self.uri.startsWith('https://') || (has(self.revision) && !self.revision.matches('^[0-9a-f]{40}$'))",
         "https:// needs revision, the sha256: digest of the archive (pratique resolve https://… prints it)",
         fieldPath=".revision",
     ),
@@ -63,7 +63,7 @@ _PINNED_RULES = rules(
         fieldPath=".revision",
     ),
     cel(
-        "!self.uri.startsWith('s3://') || !has(self.revision) || self.revision.startsWith('sha256:')",
+        "!self.uri.startsWith('s3://') || !has(self.revision) || !self.revision.matches('^[0-9a-f]{40}$')",
         "the revision of a bucket's prefix is the sha256: digest that pratique resolve s3://… prints, or is left out",
         fieldPath=".revision",
     ),
@@ -77,7 +77,14 @@ _REVISION_RULES = rules(
 )
 
 
-Endpoint = Annotated[str, StringConstraints(pattern=r"^https?://[^/@?# ]+(/[^?# ]*)?$", max_length=512)]
+Endpoint = Annotated[
+    str,
+    Shape(
+        r"^https?://[^/@?# ]+(/[^?# ]*)?$",
+        "an endpoint is written https://HOST[:PORT][/PATH], without credentials and query",
+        512,
+    ),
+]
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=URI_MAX), Field(json_schema_extra=_URI_RULES)]
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=128), Field(json_schema_extra=_REVISION_RULES)]
 
@@ -87,9 +94,14 @@ class AdapterSpec(ContractModel):
 
     model_config = ConfigDict(json_schema_extra=_PINNED_RULES)
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=40)]
-    uri: Uri
-    revision: Revision | None = None
+    name: Annotated[
+        str,
+        Shape(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "an adapter's name has lower-case letters, digits and - only", 40),
+    ] = Field(description="Its name in the release, in messages and for pratique --adapter NAME=DIR.")
+    uri: Uri = Field(
+        description="A folder with adapter_config.json and adapter_model.safetensors (PEFT), as model.uri."
+    )
+    revision: Revision | None = Field(default=None, description="As model.revision.")
     mode: Literal["Merged"] = Field(
         default="Merged", description="Merged into the weights at load. Only Merged so far."
     )
@@ -116,6 +128,7 @@ class ModelSpec(ContractModel):
     adapters: tuple[AdapterSpec, ...] | None = Field(
         default=None,
         max_length=16,
+        description="LoRA adapters, merged into the weights in this order. Part of the release.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     trust_remote_code: bool = Field(
@@ -155,7 +168,12 @@ class CacheSpec(ContractModel):
     )
 
     claim_name: ObjectName | None = Field(default=None, description="A PersistentVolumeClaim of the namespace.")
-    host_path: Annotated[str, StringConstraints(pattern=r"^(/[^/]+)+$", max_length=512)] | None = Field(
+    host_path: (
+        Annotated[
+            str, Shape(r"^(/[^/]+)+$", "a folder of the node is written /ABSOLUTE/PATH, without a / at its end", 512)
+        ]
+        | None
+    ) = Field(
         default=None,
         description="A folder of the node that user 65532 may write, where the operator allows file sources.",
     )
@@ -172,7 +190,9 @@ class DownloadSpec(ContractModel):
     )
     hub_endpoint: Endpoint | None = Field(default=None, description="A mirror of the hub. Default: the hub itself.")
     s3_endpoint: Endpoint | None = Field(default=None, description="Default: the public service of the region.")
-    s3_region: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$", max_length=64)] | None = None
+    s3_region: Annotated[str, Shape(r"^[a-z0-9-]+$", "a region is written like eu-west-1", 64)] | None = Field(
+        default=None, description="Default: what AWS says of the bucket; us-east-1 for another s3Endpoint."
+    )
     connections: Annotated[int, Field(ge=1, le=64)] | None = Field(
         default=None, description="Files or parts fetched at once. Default 8."
     )
@@ -183,7 +203,7 @@ class DownloadSpec(ContractModel):
 
 
 class ChatTemplateSpec(ContractModel):
-    """The exact template text, or where it is kept. A changed text is a new revision."""
+    """The exact text of the chat template, instead of the tokenizer's own, or where it is kept. A changed text is a new revision."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -197,5 +217,7 @@ class ChatTemplateSpec(ContractModel):
     inline: Annotated[str, StringConstraints(min_length=1, max_length=CHAT_TEMPLATE_CHARS_MAX)] | None = Field(
         default=None, description="The Jinja template itself, at most 256 Ki characters."
     )
-    config_map_key_ref: KeyRef | None = None
-    secret_key_ref: KeyRef | None = None
+    config_map_key_ref: KeyRef | None = Field(default=None, description="The key of a ConfigMap that holds the text.")
+    secret_key_ref: KeyRef | None = Field(
+        default=None, description="The key of a Secret that holds the text; it is mounted and copied nowhere."
+    )

@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "adapter name": (
         {"model": {**MODEL, "adapters": [{"name": "A/b", "uri": "pvc://m/a"}]}},
         "spec.model.adapters[0].name",
-        "should match",
+        "lower-case letters, digits and - only",
     ),
     "adapter applied per request": (
         {"model": {**MODEL, "adapters": [{"name": "a", "uri": "pvc://m/a", "mode": "PerRequest"}]}},
@@ -77,10 +77,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "cache size": (
         fetched(cache={"emptyDir": {"sizeLimit": "big"}}),
         "spec.download.cache.emptyDir.sizeLimit",
-        "match",
+        "such as 500m or 2Gi",
     ),
-    "relative cache": (fetched(cache={"hostPath": "models"}), "spec.download.cache.hostPath", "should match"),
-    "endpoint": (fetched(hubEndpoint="hub.example"), "spec.download.hubEndpoint", "should match"),
+    "less than no cache": (
+        fetched(cache={"emptyDir": {"sizeLimit": "-1Gi"}}),
+        "spec.download.cache.emptyDir.sizeLimit",
+        "at least 0",
+    ),
+    "region": (fetched(s3Region="Europe/West"), "spec.download.s3Region", "written like eu-west-1"),
+    "credentials by a wrong name": (
+        fetched(credentialsSecretRef={"name": "My_Secret"}),
+        "spec.download.credentialsSecretRef.name",
+        "lower-case letters, digits, - and . only",
+    ),
+    "relative cache": (fetched(cache={"hostPath": "models"}), "spec.download.cache.hostPath", "/ABSOLUTE/PATH"),
+    "endpoint": (fetched(hubEndpoint="hub.example"), "spec.download.hubEndpoint", "https://HOST[:PORT]"),
     "no connections": (fetched(connections=0), "spec.download.connections", "greater than or equal to 1"),
     "download of nothing": ({"model": MODEL, "download": {"connections": 2}}, "spec.download", "nothing is fetched"),
     "bad claim": ({"model": {"uri": "pvc://Bad_Claim"}}, "spec.model.uri", "pvc://CLAIM"),
@@ -112,12 +123,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "kept layers without a method": (
         {"model": MODEL, "quantization": {"dtype": "BF16", "config": {"keep": ["*.down_proj"]}}},
         "spec.quantization.config.keep",
-        "a setting of Int8WeightOnly",
+        "belongs to method Int8WeightOnly",
     ),
     "kept layers of another method": (
         {"model": MODEL, "quantization": {"method": "None", "config": {"keep": ["*.down_proj"]}}},
         "spec.quantization.config.keep",
-        "a setting of Int8WeightOnly",
+        "belongs to method Int8WeightOnly",
     ),
     "a setting the method does not have": (
         {"model": MODEL, "quantization": {"method": "Int8WeightOnly", "config": {"groupSize": 128}}},
@@ -127,20 +138,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a layer no model has": (
         {"model": MODEL, "quantization": {"method": "Int8WeightOnly", "config": {"keep": ["a", "layers[01]"]}}},
         "spec.quantization.config.keep[1]",
-        "should match",
+        "a layer is named by",
     ),
     "an empty layer name": (
         {"model": MODEL, "quantization": {"method": "Int8WeightOnly", "config": {"keep": [""]}}},
         "spec.quantization.config.keep[0]",
-        "should match",
+        "a layer is named by",
     ),
     "dtype": ({"model": MODEL, "quantization": {"dtype": "FP64"}}, "spec.quantization.dtype", "BF16"),
     "engine": ({"model": MODEL, "engine": {"name": "Steam"}}, "spec.engine.name", "Torch"),
     "latest": ({"model": MODEL, "engine": {"image": "a/b:latest"}}, "spec.engine.image", "latest can move"),
     "no tag": ({"model": MODEL, "engine": {"image": "host:5000/b"}}, "spec.engine.image", "without a tag"),
     "identity flag": (
-        {"model": MODEL, "engine": {"args": ["--model=/x"]}},
-        "spec.engine.args",
+        {"model": MODEL, "engine": {"args": ["--seed=1", "--model=/x"]}},
+        "spec.engine.args[1]",
         "would change the release",
     ),
     "flag without value": (
@@ -159,7 +170,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.engine.maxModelLen",
         "greater than or equal to 1",
     ),
-    "fingerprint": ({"model": MODEL, "release": {"fingerprint": "sha256:x"}}, "spec.release.fingerprint", "sha256"),
+    "fingerprint": (
+        {"model": MODEL, "release": {"fingerprint": "sha256:x"}},
+        "spec.release.fingerprint",
+        "64 hex digits",
+    ),
     "record without fingerprint": (
         {"model": MODEL, "release": {"recordRef": {"name": "r"}}},
         "spec.release.fingerprint",
@@ -168,7 +183,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "signature without record": (
         {"model": MODEL, "release": {"signature": {"secretKeyRef": {"name": "s", "key": "k"}}}},
         "spec.release.signature",
-        "that of the record in recordRef",
+        "signature needs recordRef",
     ),
     "signature without key": (
         {"model": MODEL, "release": {"fingerprint": DIGEST, "recordRef": {"name": "r"}, "signature": {}}},
@@ -189,6 +204,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.template.spec.env[0].name",
         "belong to the operator",
     ),
+    "variable name": (
+        {"model": MODEL, "template": {"spec": {"env": [{"name": "1A", "value": "1"}]}}},
+        "spec.template.spec.env[0].name",
+        "letters, digits and _ only",
+    ),
+    "key of a Secret": (
+        {"model": MODEL, "chatTemplate": {"secretKeyRef": {"name": "s", "key": "a b"}}},
+        "spec.chatTemplate.secretKeyRef.key",
+        "letters, digits, -, _ and . only",
+    ),
     "variable without value": (
         {"model": MODEL, "template": {"spec": {"env": [{"name": "A"}]}}},
         "spec.template.spec.env[0]",
@@ -201,8 +226,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "quantity": (
         {"model": MODEL, "template": {"spec": {"resources": {"limits": {"memory": "much"}}}}},
-        "spec.template.spec.resources.limits.memory",
-        "should match",
+        "spec.template.spec.resources.limits[memory]",
+        "such as 500m or 2Gi",
     ),
     "unknown field": ({"model": MODEL, "replica": 2}, "spec.replica", "field not declared in schema"),
     "field of a later version": ({"model": MODEL, "scaling": {"class": "HPA"}}, "spec.scaling", "not declared"),

@@ -57,6 +57,22 @@ def test_every_string_and_list_of_the_spec_has_a_limit() -> None:
             assert "maxItems" in schema, path
 
 
+def test_kubectl_explain_has_a_word_for_every_field() -> None:
+    missing = []
+    for part in ("spec", "status"):
+        for path, schema, _ in crd._fields(root()["properties"][part], part):
+            text = schema.get("description", "")
+            if not text or "``" in text:
+                missing.append(path)
+    assert missing == []
+
+
+def test_a_refusal_is_a_sentence_and_no_bare_regular_expression() -> None:
+    for path, schema in schemas(root()["properties"]["spec"], "spec"):
+        assert "pattern" not in schema, path
+        assert all(rule["message"] for rule in schema.get("x-kubernetes-validations", ())), path
+
+
 def test_only_replicas_has_a_stored_default() -> None:
     assert [path for path, schema in schemas(root()) if "default" in schema] == [".spec.replicas"]
 
