@@ -1,4 +1,4 @@
-"""A merged adapter and int8 weights in a real pod: recorded on a desk, proved in the cluster; another adapter never gets a request."""
+"""A merged adapter and int8 weights, some layers kept, in a real pod: recorded on a desk, proved in the cluster; another adapter never gets a request."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,8 @@ def adapter(tiny: Tiny, name: str, *, seed: int) -> Path:
 
 def adapted(tiny: Tiny, name: str, folder: Path, **release: Any) -> dict[str, Any]:
     model = {**tiny.service["spec"]["model"], "adapters": [{"name": "harbour", "uri": node_uri(folder)}]}
-    return tiny.manifest(name, model=model, quantization={"method": "Int8WeightOnly"}, release=release)
+    quantization = {"method": "Int8WeightOnly", "config": {"keep": ["*.1.mlp.down_proj", "model.layers.0.*"]}}
+    return tiny.manifest(name, model=model, quantization=quantization, release=release)
 
 
 @pytest.mark.req("R62", "R64", "R65", "R127")
@@ -47,6 +48,9 @@ def test_the_recorded_adapter_serves_and_another_one_is_refused(
         "--adapter", f"harbour={approved}", "--output", str(file),
     )  # fmt: skip
     record = ReleaseRecord.from_json(file.read_text(encoding="utf-8"))
+    part = record.manifest.quantization
+    assert {name.split(".")[2] for name in part.quantized} == {"1"}
+    assert "model.layers.1.mlp.down_proj.weight" in part.kept
     release = {"fingerprint": record.fingerprint, "recordRef": {"name": "adapted-release"}}
     apply(
         tiny.record_map("adapted-release", record),

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from pratique_contract.manifest import DType
 from pratique_contract.model import ContractModel
 from pratique_contract.serving import KEEP_PATTERN, QuantizationMethod
-from pratique_operator.schema import PositiveInt, Quantity, Shape, cel, rules
+from pratique_operator.schema import PositiveInt, Shape, Size, cel, rules
 
 # Engine flags that would change which release runs, or how the pod is reached and proved.
 REFUSED_FLAGS: Final = (
@@ -105,7 +105,7 @@ class KvCacheSpec(ContractModel):
     )
 
     blocks: PositiveInt | None = Field(default=None, description="Default: 1,024 tokens for each of maxNumSeqs.")
-    memory: Quantity | None = Field(default=None, description="For example 4Gi.")
+    memory: Size | None = Field(default=None, description="For example 4Gi.")
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Tokens in a block. Default 16."
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetCoreSchemaHandler,
@@ -65,25 +66,6 @@ def _to_quantity(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-# A number or a string such as 500m or 2Gi, exactly as Kubernetes takes it.
-Quantity = Annotated[
-    str,
-    BeforeValidator(_to_quantity),
-    StringConstraints(pattern=QUANTITY_PATTERN, max_length=64),
-    WithJsonSchema(
-        {
-            "x-kubernetes-int-or-string": True,
-            "maxLength": 64,
-            **rules(
-                cel(
-                    "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))",
-                    "a quantity is a number of at least 0, or a text such as 500m or 2Gi",
-                )
-            ),
-        }
-    ),
-]
-
 # An object of the core API that the operator hands on as it is; the API server checks it when the Deployment is applied.
 PassThrough = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
@@ -110,5 +92,43 @@ def quantity_value(text: str) -> float | None:
     except ValueError:
         return None
 
+
+def _require_size(text: str) -> str:
+    value = quantity_value(text)
+    if value is None or not 1 <= value < SIZE_MAX_BYTES:
+        raise ValueError(f"{text} is no size: {_SIZE_SENTENCE}")
+    return text
+
+
+def _quantity_schema(rule: str, sentence: str) -> WithJsonSchema:
+    return WithJsonSchema({"x-kubernetes-int-or-string": True, "maxLength": 64, **rules(cel(rule, sentence))})
+
+
+SIZE_MAX_BYTES: Final = 1e18
+_SIZE_SENTENCE: Final = "a size is a number of bytes of at least 1, or a text such as 512Mi or 20Gi"
+_QUANTITY_TEXT = StringConstraints(pattern=QUANTITY_PATTERN, max_length=64)
+
+# A number or a string such as 500m or 2Gi, exactly as Kubernetes takes it.
+Quantity = Annotated[
+    str,
+    BeforeValidator(_to_quantity),
+    _QUANTITY_TEXT,
+    _quantity_schema(
+        "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))",
+        "a quantity is a number of at least 0, or a text such as 500m or 2Gi",
+    ),
+]
+# An amount of memory or disk that has to hold something.
+Size = Annotated[
+    str,
+    BeforeValidator(_to_quantity),
+    _QUANTITY_TEXT,
+    AfterValidator(_require_size),
+    _quantity_schema(
+        "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('1'))"
+        " && quantity(string(self)).isLessThan(quantity('1E'))",
+        _SIZE_SENTENCE,
+    ),
+]
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from pratique_contract.model import ContractModel
 from pratique_operator.pod_types import KeyRef, LocalRef
-from pratique_operator.schema import ObjectName, Quantity, Shape, cel, rules
+from pratique_operator.schema import ObjectName, Shape, Size, cel, rules
 
 URI_MAX: Final = 1024
 CHAT_TEMPLATE_CHARS_MAX: Final = 256 * 1024
@@ -149,7 +149,7 @@ class TokenizerSpec(ContractModel):
 class EmptyDirCache(ContractModel):
     """Space on the pod's node; each pod fetches for itself and again after it was moved."""
 
-    size_limit: Quantity | None = Field(
+    size_limit: Size | None = Field(
         default=None,
         description="The node must have this much, and the pod is evicted (DiskFull) when it takes more. Default 20Gi.",
     )

@@ -77,12 +77,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "cache size": (
         fetched(cache={"emptyDir": {"sizeLimit": "big"}}),
         "spec.download.cache.emptyDir.sizeLimit",
-        "such as 500m or 2Gi",
+        "such as 512Mi or 20Gi",
     ),
     "less than no cache": (
         fetched(cache={"emptyDir": {"sizeLimit": "-1Gi"}}),
         "spec.download.cache.emptyDir.sizeLimit",
-        "at least 0",
+        "of at least 1",
     ),
     "region": (fetched(s3Region="Europe/West"), "spec.download.s3Region", "written like eu-west-1"),
     "credentials by a wrong name": (
@@ -164,6 +164,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"model": MODEL, "engine": {"kvCache": {"blocks": 1, "memory": "1Gi"}}},
         "spec.engine.kvCache",
         "not both",
+    ),
+    "no K/V cache": (
+        {"model": MODEL, "engine": {"kvCache": {"memory": "0"}}},
+        "spec.engine.kvCache.memory",
+        "of at least 1",
+    ),
+    "K/V cache of a hundredth of a byte": (
+        {"model": MODEL, "engine": {"kvCache": {"memory": "10m"}}},
+        "spec.engine.kvCache.memory",
+        "of at least 1",
+    ),
+    "K/V cache beyond all numbers": (
+        {"model": MODEL, "engine": {"kvCache": {"memory": "1e400"}}},
+        "spec.engine.kvCache.memory",
+        "such as 512Mi or 20Gi",
     ),
     "zero length": (
         {"model": MODEL, "engine": {"maxModelLen": 0}},

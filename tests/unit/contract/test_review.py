@@ -77,6 +77,12 @@ def test_a_difference_needs_a_reason_and_every_test_its_part_demands(part: str) 
         ]
 
 
+def test_other_kept_layers_are_a_difference_of_the_quantization() -> None:
+    candidate = change("quantization", config={"keep": ["*.down_proj"]}, kept=("model.layers.0.mlp.down_proj.weight",))
+    assert [difference.part for difference in find_uncovered(REFERENCE, candidate, None)[0]] == ["quantization"]
+    assert messages(candidate, make_review(candidate, "quantization")) == []
+
+
 def test_a_test_that_was_held_against_nothing_covers_nothing() -> None:
     """A record is a file that anyone can write "passed" into."""
     candidate = CHANGES["chatTemplate"]

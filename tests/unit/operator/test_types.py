@@ -25,6 +25,9 @@ MODEL = {"model": {"uri": "pvc://m"}}
             "spec.template.spec.env[1].name: ",
         ),
         ({"replicas": "x"}, "(and 1 more)"),
+        ({**MODEL, "engine": {"kvCache": {"memory": "0"}}}, "spec.engine.kvCache.memory: "),
+        ({**MODEL, "engine": {"kvCache": {"memory": "1e400"}}}, "spec.engine.kvCache.memory: "),
+        ({**MODEL, "download": {"cache": {"emptyDir": {"sizeLimit": "10m"}}}}, "a size is a number of bytes"),
     ],
 )
 def test_wrong_field_is_named(spec: Any, sentence: str) -> None:
