@@ -1,4 +1,4 @@
-"""A merged adapter and int8 weights, some layers kept, in a real pod: recorded on a desk, proved in the cluster; another adapter never gets a request."""
+"""A merged adapter and int8 weights (some layers kept) in a real pod, recorded on a desk; another adapter never gets a request."""
 
 import json
 from pathlib import Path
