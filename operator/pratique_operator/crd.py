@@ -15,7 +15,7 @@ import yaml
 
 from pratique_contract import constants
 from pratique_contract.model import ContractModel
-from pratique_operator.schema import cel
+from pratique_operator.schema import INTEGER_MAX, cel
 from pratique_operator.status_types import InferenceServiceStatus
 from pratique_operator.types import SERVICE_NAME_MAX, InferenceServiceSpec
 
@@ -24,6 +24,8 @@ Schema = dict[str, Any]
 NAME: Final = f"{constants.PLURAL}.{constants.GROUP}"
 # The scale subresource reads the stored object, so this one default must be stored.
 STORED_DEFAULTS: Final = frozenset({"spec.replicas"})
+
+EXAMPLE: Final = "examples/all-fields.yaml"
 
 _KEPT: Final = {
     *("type", "description", "enum", "format", "pattern", "required"),
@@ -188,17 +190,22 @@ def _fields(schema: Schema, path: str) -> Iterator[tuple[str, Schema, bool]]:
 
 
 def _type_text(schema: Schema) -> str:
+    """The type with its limits: ``integer 1–64``, ``list of string, at most 16``."""
     if "enum" in schema:
         return " \\| ".join(map(str, schema["enum"]))
     if schema.get("x-kubernetes-int-or-string"):
         return "quantity"
     if schema.get("type") == "array":
-        return f"list of {_type_text(schema['items'])}"
+        most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
+        return f"list of {_type_text(schema['items'])}{most}"
+    if "maximum" in schema:
+        top = schema["maximum"]
+        return f"integer {schema['minimum']}–{top}" if top < INTEGER_MAX else f"integer from {schema['minimum']}"
     return str(schema["type"])
 
 
-def fields_markdown() -> str:
-    """``docs/crd.md``: every field with its type, limits, meaning and CEL rules."""
+def fields_markdown(example: str) -> str:
+    """``docs/crd.md``: every field with its type, limits, meaning and CEL rules, and all of them in one manifest."""
     crd = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     lines = [
         "# InferenceService fields",
@@ -218,6 +225,7 @@ def fields_markdown() -> str:
             found = [rule for holder in rules for rule in holder.get("x-kubernetes-validations", ())]
             refusals.extend(f"* `{path}`: {rule['message']}." for rule in found)
     refusals += [f"* `metadata.name`: {rule['message']}." for rule in crd["x-kubernetes-validations"]]
+    lines += ["", "## All of it in one manifest", "", f"`{EXAMPLE}`:", "", "```yaml", example.rstrip(), "```"]
     return "\n".join([*lines, "", "## Refused by the API server", "", *refusals, ""])
 
 
@@ -228,7 +236,7 @@ def outputs(root: Path) -> dict[Path, str]:
     return {
         root / "crds" / file: text,
         root / "charts" / "pratique" / "crds" / file: text,
-        root / "docs" / "crd.md": fields_markdown(),
+        root / "docs" / "crd.md": fields_markdown((root / EXAMPLE).read_text(encoding="utf-8")),
     }
 
 

@@ -131,4 +131,5 @@ Size = Annotated[
     ),
 ]
 
-PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+INTEGER_MAX: Final = 2**31 - 1
+PositiveInt = Annotated[int, Field(ge=1, le=INTEGER_MAX)]

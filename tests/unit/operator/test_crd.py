@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pratique_contract.model import ContractModel
 from pratique_operator import crd
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.types import InferenceServiceSpec, parse_spec
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FORBIDDEN = {
@@ -67,6 +67,33 @@ def test_kubectl_explain_has_a_word_for_every_field() -> None:
     assert missing == []
 
 
+def test_the_example_of_all_fields_has_all_of_them() -> None:
+    """All but the ones that another choice excludes, and the fingerprint that ``release stamp`` writes."""
+    document = yaml.safe_load((REPOSITORY / crd.EXAMPLE).read_text(encoding="utf-8"))
+    parse_spec(document["spec"])
+    missing = {
+        path
+        for path, _, _ in crd._fields(root()["properties"]["spec"], "spec")
+        if not any(_found(document["spec"], path.split(".")[1:]))
+    }
+    chosen_otherwise = {
+        "spec.chatTemplate.configMapKeyRef", "spec.chatTemplate.secretKeyRef", "spec.engine.kvCache.blocks",
+        "spec.release.signature.configMapKeyRef", "spec.download.cache.claimName", "spec.download.cache.hostPath",
+        "spec.template.spec.env[].valueFrom.secretKeyRef", "spec.release.fingerprint",
+    }  # fmt: skip
+    assert {path for path in missing if path.rpartition(".")[0] not in missing} == chosen_otherwise
+
+
+def _found(value: Any, path: list[str]) -> Iterator[Any]:
+    """Every value at a path; a step that ends with [] goes into each item."""
+    if not path:
+        yield value
+    elif isinstance(value, dict) and (name := path[0].removesuffix("[]")) in value:
+        items = value[name] if path[0].endswith("[]") else [value[name]]
+        for item in items:
+            yield from (_found(item, path[1:]) if len(path) > 1 else [True])
+
+
 def test_a_refusal_is_a_sentence_and_no_bare_regular_expression() -> None:
     for path, schema in schemas(root()["properties"]["spec"], "spec"):
         assert "pattern" not in schema, path
@@ -117,6 +144,8 @@ def test_generated_files_are_current() -> None:
 
 
 def test_check_fails_on_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / crd.EXAMPLE).write_text("kind: InferenceService\n", encoding="utf-8")
     assert crd.main(["--check", "--root", str(tmp_path)]) == 1
     assert "run python -m pratique_operator.crd" in capsys.readouterr().out
     assert crd.main(["--root", str(tmp_path)]) == 0
