@@ -378,6 +378,11 @@ class Hub(Peer):
         request.send_content(path, {"ETag": f'"{sha256}"'})
 
 
+def _read_fault(*, body: str = "", **fields: Any) -> Fault:
+    """From JSON, which has no bytes."""
+    return Fault(body=body.encode(), **fields)
+
+
 def main() -> None:
     """Serve until killed; prints each repository's commit first."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -387,11 +392,14 @@ def main() -> None:
     parser.add_argument("--token", help="make every repository private")
     parser.add_argument("--corrupt", action="append", default=[], help="glob of paths to answer with one wrong byte")
     parser.add_argument("--rate", type=int, help="bytes per second of each connection")
+    parser.add_argument("--faults", type=Path, help="JSON list of faults, each an object with the fields of Fault")
     options = parser.parse_args()
     hub = Hub(options.root, token=options.token, cdn="", port=options.port, host=options.host)
     hub.faults += [Fault(path=glob, flip=0) for glob in options.corrupt]
     if options.rate:
         hub.faults.append(Fault(rate=options.rate))
+    if options.faults:
+        hub.faults += [_read_fault(**fields) for fields in json.loads(options.faults.read_text(encoding="utf-8"))]
     for name, repository in hub.repositories.items():
         print(f"{name}@{repository.commit}", flush=True)
     hub.serve_forever()

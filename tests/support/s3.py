@@ -46,23 +46,29 @@ def serve() -> Iterator[S3]:
         port = int(probe.getsockname()[1])
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        env={**os.environ, "PYTHONPATH": str(_install()), "AWS_DEFAULT_REGION": "us-east-1"},
+        env={**os.environ, "PYTHONPATH": str(install()), "AWS_DEFAULT_REGION": "us-east-1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         _wait_for(port, process)
-        pool = urllib3.PoolManager(timeout=urllib3.Timeout(connect=5, read=20), retries=False)
-        host = f"127.0.0.1:{port}"
-        client = Minio(host, ACCESS_KEY, SECRET_KEY, secure=False, region="us-east-1", http_client=pool)
-        yield S3(f"http://{host}", client)
-        pool.clear()
+        with connect(f"http://127.0.0.1:{port}") as server:
+            yield server
     finally:
         process.terminate()
         process.wait(timeout=10)
 
 
-def _install() -> Path:
+@contextmanager
+def connect(endpoint: str) -> Iterator[S3]:
+    """A client of a server that runs somewhere."""
+    pool = urllib3.PoolManager(timeout=urllib3.Timeout(connect=5, read=20), retries=False)
+    host = endpoint.removeprefix("http://")
+    yield S3(endpoint, Minio(host, ACCESS_KEY, SECRET_KEY, secure=False, region="us-east-1", http_client=pool))
+    pool.clear()
+
+
+def install() -> Path:
     """The folder with the server's packages; made once for each content of the requirements."""
     key = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
     target = cache_dir() / "s3-server" / key
