@@ -25,7 +25,7 @@ INDEX_TYPES: Final = (
 )
 MANIFEST_BYTES_MAX: Final = 4 * 1024 * 1024  # what registries accept
 # A token may run out again before the request that asked for it gets there: its neighbours use it too.
-TOKENS_TRIED_MAX: Final = 4
+TRIES_MAX: Final = 4
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
@@ -87,12 +87,13 @@ class RegistryAuth(httpx.Auth):
         self._lock = threading.Lock()
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        for _ in range(TOKENS_TRIED_MAX):
+        for tries_left in reversed(range(TRIES_MAX)):
             header = self._header
             if header is not None:
                 request.headers["Authorization"] = header
             response = yield request
-            if response.status_code != 401 or response.url.host != self._host:
+            # After the last try a token would be asked for in vain.
+            if response.status_code != 401 or response.url.host != self._host or not tries_left:
                 return
             if self._answer(response.headers.get("www-authenticate", ""), refused=header) is None:
                 return

@@ -8,6 +8,7 @@ import pytest
 
 from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec
+from pratique_server.fetch.registry import TRIES_MAX
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.targets import Target
 from tests.support.fetching import failure, fetch, make_settings, names_in
@@ -126,6 +127,17 @@ def test_a_bearer_token_is_asked_for_and_renewed_when_it_has_run_out(path: Path)
         assert len(registry.asked("/token")) > 1
         assert {asked.authorization for asked in registry.asked("/storage/*")} == {None}
     assert content_of(path) == FILES
+
+
+def test_a_registry_that_refuses_every_token_is_asked_for_no_more_of_them_than_are_tried(path: Path) -> None:
+    """The first request shows none; after the last refusal another token would be asked for in vain."""
+    with Registry(password="pa55word", token_uses=0) as registry:
+        digest = registry.push(*ARTIFACT)
+        credentials = Credentials(username="robot", password="pa55word")
+        error = failure(make_target(registry, digest, path), make_settings(credentials=credentials))
+        assert len(registry.asked("*/manifests/*")) == TRIES_MAX
+        assert len(registry.asked("/token")) == TRIES_MAX - 1
+    assert error.reason is Reason.DOWNLOAD_UNAUTHORIZED
 
 
 def test_a_basic_challenge_is_answered(path: Path) -> None:
