@@ -71,12 +71,6 @@ CASES = (
         ("config.json", "fewer requests", "gave up after 5 attempts"),
         {"status": 429, "headers": {"Retry-After": "1"}},
     ),
-    Case(
-        "limited-for-an-hour",
-        "DownloadRateLimited",
-        ("config.json", "fewer requests", "wait 3600 s"),
-        {"status": 429, "headers": {"Retry-After": "3600"}},
-    ),
     Case("broken-503", "DownloadFailed", ("config.json", "status 503", "gave up after 5 attempts"), {"status": 503}),
     Case("cut", "DownloadTruncated", ("gave up after 5 attempts",), {"cut": 10}),
     Case("wrong-byte", "DownloadCorrupt", ("config.json is git:", "the source says git:", "twice"), {"flip": 0}),

@@ -20,7 +20,7 @@ from e2e.conftest import Tiny
 from e2e.support import service
 from e2e.support.kube import condition, eventually, kubectl, run_kubectl
 from pratique_contract.record import ReleaseRecord
-from tests.support import hub, registry, s3
+from tests.support import hub, s3
 from tests.support.models import cache_dir
 
 Manifest = dict[str, Any]
@@ -31,7 +31,7 @@ _REGISTRY: Final = (
     *("python3", "-m", "tests.support.registry", "/srv", "--port", "8080"),
     *("--tls", "/tls/tls.crt", "/tls/tls.key"),
 )
-_S3: Final = ("python3", "-W", "ignore", "-m", "moto.server", "-H", "0.0.0.0", "-p", "8080")
+_S3: Final = ("python3", "-W", "ignore", "-m", "tests.support.s3_pod", "/srv", "--port", "8080")
 
 
 def server_image(context: Context) -> str:
@@ -61,8 +61,8 @@ def make_namespace(name: str) -> None:
 
 def describe_programs(faults: Sequence[Mapping[str, Any]] = ()) -> Manifest:
     """The ConfigMap every place's program comes from. ``faults`` are for hubs that are started with ``--faults``."""
-    files = {Path(module.__file__ or "").name: module for module in (hub, registry)}
-    data = {name: Path(module.__file__ or "").read_text(encoding="utf-8") for name, module in files.items()}
+    folder = Path(hub.__file__).parent
+    data = {name: (folder / name).read_text(encoding="utf-8") for name in ("hub.py", "registry.py", "s3_pod.py")}
     data["faults.json"] = json.dumps([dict(fault) for fault in faults])
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROGRAMS}, "data": data}
 
@@ -79,8 +79,8 @@ def describe_registry(image: str, name: str, models: Mapping[str, Path], *argume
     return _describe(image, name, command, folders=_below_srv(models), port=443, volume=tls, mounted="/tls")
 
 
-def describe_s3(image: str, name: str, **environment: str) -> list[Manifest]:
-    """A moto server with empty buckets. Its packages are linked into the model cache: that is what the node sees."""
+def describe_s3(image: str, name: str, models: Mapping[str, Path], **environment: str) -> list[Manifest]:
+    """A moto server; ``models`` are ``BUCKET/PREFIX``. Its packages are linked into the model cache: that is what the node sees."""
     installed = s3.install()
     visible = cache_dir() / "models" / "e2e-s3" / installed.name
     if not visible.exists():
@@ -88,8 +88,10 @@ def describe_s3(image: str, name: str, **environment: str) -> list[Manifest]:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(installed, partial, copy_function=os.link)
         partial.rename(visible)
-    variables = {"PYTHONPATH": "/moto", "AWS_DEFAULT_REGION": "us-east-1", **environment}
-    return _describe(image, name, list(_S3), folders={"/moto": visible}, port=80, environment=variables)
+    # By its Service's name it would take the first part for a bucket.
+    variables = {"AWS_DEFAULT_REGION": "us-east-1", "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true", **environment}
+    folders = {"/moto": visible, **_below_srv(models)}
+    return _describe(image, name, list(_S3), folders=folders, port=80, environment=variables)
 
 
 def _below_srv(models: Mapping[str, Path]) -> dict[str, Path]:
@@ -119,13 +121,13 @@ def _describe(
     if volume is not None:
         mounts.append({"name": volume["name"], "mountPath": mounted, "readOnly": True})
         volumes.append(volume)
-    variables = {"PYTHONPATH": "/program", **(environment or {})}
     container = {
         "name": "server",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": command,
-        "env": [{"name": key, "value": value} for key, value in variables.items()],
+        # The image names its own packages in this variable; ours come after them.
+        "command": ["sh", "-c", 'PYTHONPATH="$PYTHONPATH:/program:/moto" exec "$@"', "sh", *command],
+        "env": [{"name": key, "value": value} for key, value in (environment or {}).items()],
         "ports": [{"name": "http", "containerPort": 8080}],
         "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
