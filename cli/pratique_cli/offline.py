@@ -27,9 +27,11 @@ def run_offline(action: str, *arguments: Any, **options: Any) -> Any:
     try:
         from pratique_server.engine.protocol import EngineError
         from pratique_server.errors import PratiqueError
+        from pratique_server.imports import import_large
         from pratique_server.release.errors import ReleaseError
         from pratique_server.text.tokenizer import TokenizerError
 
+        import_large(module)
         run: Callable[..., Coroutine[Any, Any, Any]] = getattr(import_module(module), name)
     except ImportError as error:
         raise missing_extra("server", error) from error

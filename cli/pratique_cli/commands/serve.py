@@ -73,6 +73,9 @@ def serve(
         release["policy"] = "TrustFirst"
     changes["release"] = spec.release.model_copy(update=release)
     try:
+        from pratique_server.imports import import_large
+
+        import_large("pratique_server.serve")
         from pratique_server.serve import run
     except ImportError as error:
         raise missing_extra("server", error) from error

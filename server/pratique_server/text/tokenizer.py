@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pratique_server.engine.protocol import LoadedFile
+from pratique_server.imports import import_large
 from pratique_server.release.errors import ManifestError
 from pratique_server.release.files import hash_json_bytes
 from pratique_server.release.tokenizer_files import TOKENIZER_CONFIG_FILE, TokenizerFiles, read_tokenizer_files
@@ -41,6 +42,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Load from a folder. Raises ``TokenizerError``; never reaches for the network or a home directory."""
+        import_large("transformers.models.auto.tokenization_auto")
         from transformers import AutoTokenizer
 
         folder = Path(path)
