@@ -9,6 +9,7 @@ from pratique_cli.errors import EXIT_USAGE, CliError
 from pratique_cli.specs import is_service, read_documents, read_text
 
 if TYPE_CHECKING:
+    from pratique_contract.golden import GoldenRecord
     from pratique_contract.manifest import ReleaseManifest
     from pratique_contract.record import ReleaseRecord
 
@@ -101,6 +102,11 @@ def read_record_text(path: Path) -> RecordText:
 
 def read_manifest(path: Path) -> "ReleaseManifest":
     """A manifest file as ``release build`` writes it, or the manifest of a record."""
+    return read_release(path)[0]
+
+
+def read_release(path: Path) -> "tuple[ReleaseManifest, GoldenRecord | None]":
+    """As ``read_manifest``, with what a record makes a pod prove; None for a manifest, which says nothing of that."""
     import json
 
     from pydantic import ValidationError
@@ -113,12 +119,13 @@ def read_manifest(path: Path) -> "ReleaseManifest":
     except ValueError as error:
         raise CliError(f"{path} is not JSON: {error}") from error
     if isinstance(value, dict) and "manifest" in value:
-        return read_record(path).manifest
+        record = read_record(path)
+        return record.manifest, record.golden
     if isinstance(value, dict):
         # What a pod's /manifest answers: the manifest with what is derived from it.
         value = {name: item for name, item in value.items() if name not in ("digests", "fingerprint")}
     try:
-        return ReleaseManifest.from_json_value(value)
+        return ReleaseManifest.from_json_value(value), None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "manifest"

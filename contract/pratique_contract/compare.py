@@ -1,9 +1,11 @@
-"""Compare two manifests part by part. Pure: digests decide, fields explain."""
+"""Compare two manifests part by part, and what two records of one release prove. Pure: digests decide, fields explain."""
 
 import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from pratique_contract.canonical import short_digest
+from pratique_contract.golden import GoldenOutput, GoldenRecord
 from pratique_contract.manifest import PARTS, ReleaseManifest
 from pratique_contract.model import ContractModel
 from pratique_contract.reasons import PART_REASONS, Reason
@@ -121,6 +123,24 @@ def compare_manifests(
     )
 
 
+def compare_golden(expected: GoldenRecord, observed: GoldenRecord) -> tuple[FieldDifference, ...]:
+    """How the proofs of two records differ. No fingerprint covers them: a record of the approved release whose cases somebody thinned
+    out or rewrote has every digest right, and lets pods pass for less."""
+    return tuple(_field_differences(_by_name(expected), _by_name(observed), "golden"))
+
+
+def _by_name(golden: GoldenRecord) -> dict[str, Any]:
+    """The golden record as a value in which the outputs of a case have names too, so that an added device is one difference."""
+    value = golden.to_json_value()
+    for case, shown in zip(golden.cases, value["cases"], strict=True):
+        shown["outputs"] = [{"name": _name_output(o), **v} for o, v in zip(case.outputs, shown["outputs"], strict=True)]
+    return value
+
+
+def _name_output(output: GoldenOutput) -> str:
+    return f"{output.dtype} {output.device_class} {short_digest(output.engine_build)}"
+
+
 def _field_differences(expected: Any, observed: Any, path: str = "") -> list[FieldDifference]:
     if isinstance(expected, dict) and isinstance(observed, dict):
         # Causes first: of all that a changed file or another method moves, its name is what a person looks for.
@@ -136,7 +156,7 @@ def _field_differences(expected: Any, observed: Any, path: str = "") -> list[Fie
         return _list_differences(expected, observed, path)
     if type(expected) is type(observed) and expected == observed:
         return []
-    return [FieldDifference(path=path, expected=_as_text(expected), observed=_as_text(observed))]
+    return [_difference(path, expected, observed)]
 
 
 def _list_differences(expected: list[Any], observed: list[Any], path: str) -> list[FieldDifference]:
@@ -163,7 +183,18 @@ def _list_differences(expected: list[Any], observed: list[Any], path: str) -> li
 def _order_difference(expected: list[Any], observed: list[Any], path: str) -> list[FieldDifference]:
     if expected == observed:
         return []
-    return [FieldDifference(path=path, expected=_as_text(expected), observed=_as_text(observed))]
+    return [_difference(path, expected, observed)]
+
+
+def _difference(path: str, expected: Any, observed: Any) -> FieldDifference:
+    """Both values as text; of long ones that look alike the place where they part, since their ends are cut off."""
+    shown, other = _as_text(expected), _as_text(observed)
+    if shown == other and type(expected) is type(observed) and isinstance(expected, str | list):
+        index = next((i for i, (a, b) in enumerate(zip(expected, observed, strict=False)) if a != b), None)
+        index = min(len(expected), len(observed)) if index is None else index
+        path = f"{path}[{index}]"
+        shown, other = (_as_text(value[index]) if index < len(value) else "absent" for value in (expected, observed))
+    return FieldDifference(path=path, expected=shown, observed=other)
 
 
 def _list_key(items: list[Any]) -> str | None:
@@ -180,6 +211,8 @@ def _as_text(value: Any) -> str:
         return f"{value['size']} bytes, {value['sha256']}"
     if isinstance(value, dict) and {"name", "revision"} <= set(value):
         return f"{value['name']} at {value['revision']}"
+    if isinstance(value, dict) and "name" in value:
+        return "present"
     if isinstance(value, list) and _list_key(value) is not None:
         return " before ".join(map(_as_text, value))  # the order is what differs, and matters
     text = value if isinstance(value, str) else repr(value)

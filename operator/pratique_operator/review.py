@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pratique_contract import Reason
 from pratique_contract.canonical import short_digest
-from pratique_contract.compare import PartDifference
+from pratique_contract.compare import PartDifference, compare_golden
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.review import Uncovered, find_uncovered
 from pratique_operator import names
@@ -122,12 +122,21 @@ def _sentence(
 ) -> str:
     old, new = short_digest(reference.fingerprint), short_digest(record.fingerprint)
     if not differences:
-        return f"release {new} is the one that served before this revision; only the pods differ"
+        return f"release {new} is the one that served before this revision; {_what_else_differs(reference, record)}"
     if not uncovered:
         parts = ", ".join(difference.part for difference in differences)
         return f"release {new} was reviewed against {old}: {parts} differ on purpose and passed their tests"
     more = f" (and {len(uncovered) - 1} more)" if len(uncovered) > 1 else ""
     return f"release {new} is not covered by a review against {old}: {uncovered[0].message}{more}"
+
+
+def _what_else_differs(reference: ReleaseRecord, record: ReleaseRecord) -> str:
+    """Of the same release: no fingerprint covers what its pods have to prove, so a record that asks for less must at least be told."""
+    if record.golden == reference.golden:
+        return "only the pods differ"
+    first, *others = compare_golden(reference.golden, record.golden)
+    more = f" and {len(others)} more" if others else ""
+    return f"its record makes them prove something else ({first.path}{more}; pratique release diff shows it)"
 
 
 def _served_before(candidate: Candidate, served: Mapping[str, datetime], record_of: RecordOf) -> str | None:

@@ -55,6 +55,10 @@ def _print_header(out: Console, findings: Findings) -> None:
     same = [part for part in PARTS if part not in findings.sides.differing]
     if not findings.differences:
         out.print("The releases are the same: all eight parts are equal.")
+        if findings.sides.proves_otherwise:
+            out.print(
+                "What their records make a pod prove is not: pratique release diff shows where. No review covers that."
+            )
     elif same:
         out.print(f"Equal in both: {', '.join(same)}\n")
 

@@ -34,6 +34,13 @@ class Sides:
         """The parts that differ, in the manifest's order."""
         return [d.part for d in compare_manifests(*self.manifests)] if self.manifests else []
 
+    @property
+    def proves_otherwise(self) -> bool:
+        """Whether two records make pods prove different things; of the same release that is something to look at."""
+        if self.reference_record is None or self.candidate_record is None:
+            return False
+        return self.reference_record.golden != self.candidate_record.golden
+
 
 def read_sides(reference: Path, candidate: Path) -> Sides:
     """Raises ``CliError`` for a file that is neither record nor manifest of any version."""

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from pratique_cli.specs import folder_spec, service_spec
+from pratique_contract.canonical import short_digest
 from pratique_contract.record import ReleaseRecord
-from tests.support.releases import make_case, make_manifest, make_record
+from tests.support.releases import make_case, make_digest, make_manifest, make_output, make_record
 from tests.unit.cli.conftest import Run
 
 SERVICE = """
@@ -67,6 +68,40 @@ def test_json_output_is_for_programs(pratique: Run, record_file: Path) -> None:
 def test_the_same_release_is_no_difference(pratique: Run, record_file: Path) -> None:
     result = pratique("release", "diff", record_file, record_file)
     assert (result.code, result.out) == (0, "The releases are the same.\n")
+
+
+def test_a_record_that_proves_less_of_the_same_release_is_not_called_the_same(
+    pratique: Run, record_file: Path, tmp_path: Path
+) -> None:
+    """No fingerprint covers the golden cases: whoever may edit a record can thin them out, and this is where it would be seen."""
+    golden = make_record().golden
+    first, *others = golden.cases
+    altered = first.model_copy(
+        update={"outputs": (make_output(ids=(10, 11, 3)), make_output(device_class="cuda-sm90"))}
+    )
+    thinned = make_record(golden=golden.model_copy(update={"cases": (altered, *others[1:])}))
+    other = tmp_path / "other.json"
+    other.write_text(thinned.to_json())
+    result = pratique("release", "diff", record_file, other)
+    assert result.code == 1
+    sentence, _, *rows = result.out.splitlines()
+    assert sentence == "The releases are the same, what their records make a pod prove is not:"
+    build = short_digest(make_digest("build"))
+    assert [row.split("   ")[0] for row in rows] == [
+        f"golden.cases[greeting].outputs[FP32 cpu {build}].ids",
+        f"golden.cases[greeting].outputs[FP32 cuda-sm90 {build}]",
+        f"golden.cases[{others[0].name}]",
+    ]
+    (part,) = json.loads(pratique("release", "diff", record_file, other, "-o", "json").out)
+    assert (part["part"], len(part["fields"])) == ("golden", 3)
+    review = pratique("release", "review", record_file, other)
+    assert "What their records make a pod prove is not" in review.out
+
+
+def test_a_manifest_says_nothing_of_what_is_proved(pratique: Run, record_file: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps(make_manifest().to_json_value()))
+    assert pratique("release", "diff", record_file, manifest).out == "The releases are the same.\n"
 
 
 def test_a_difference_names_field_and_values_and_ends_with_1(pratique: Run, record_file: Path, tmp_path: Path) -> None:

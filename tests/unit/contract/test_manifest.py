@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pratique_contract.compare import compare_manifests
+from pratique_contract.compare import compare_golden, compare_manifests
 from pratique_contract.manifest import PARTS, QuantizationPart, ReleaseManifest, RuntimeSection, TokenizerPart
 from pratique_contract.reasons import GATE_REASONS, PART_REASONS, Reason
-from tests.support.releases import make_file, make_manifest
+from tests.support.releases import make_file, make_manifest, make_record
 
 BASE = make_manifest()
 
@@ -195,3 +195,26 @@ def test_an_adapter_that_only_one_side_has_is_named_and_not_printed_as_a_structu
     (difference,) = compare_manifests(BASE, make_manifest(adapters=type(BASE.adapters)()))
     assert difference.fields[0].expected == f"harbour at {first.revision}"
     assert "{" not in difference.message
+
+
+def test_long_values_that_begin_alike_are_shown_where_they_part() -> None:
+    """Two texts cut off at the same place read as the same text."""
+    one, other = "a" * 300 + "b", "a" * 300 + "c"
+    left, right = (
+        make_manifest(special_tokens=BASE.special_tokens.model_copy(update={"generation_defaults": {"x": value}}))
+        for value in (one, other)
+    )
+    (difference,) = compare_manifests(left, right)
+    (field,) = difference.fields
+    assert (field.path, field.expected, field.observed) == ("generationDefaults.x[300]", "b", "c")
+
+
+def test_long_lists_that_begin_alike_are_shown_where_they_part() -> None:
+    golden, ids = make_record().golden, tuple(range(10, 300))
+    first, *others = golden.fixtures
+    longer, shorter = (
+        golden.model_copy(update={"fixtures": (first.model_copy(update={"ids": value}), *others)})
+        for value in (ids, ids[:-1])
+    )
+    (field,) = compare_golden(longer, shorter)
+    assert (field.path, field.expected, field.observed) == ("golden.fixtures[plain].ids[289]", "299", "absent")

@@ -100,6 +100,15 @@ def test_same_release_with_other_pods_needs_no_review() -> None:
     assert (review(OLD).status, review(OLD).differences) == ("True", ())
 
 
+def test_same_release_that_has_to_prove_less_is_told_so() -> None:
+    """No fingerprint covers the golden cases, so "only the pods differ" would hide that somebody thinned them out."""
+    golden = OLD.golden.model_copy(update={"cases": OLD.golden.cases[1:]})
+    state = review(make_record(golden=golden))
+    assert state.status == "True"
+    assert f"its record makes them prove something else (golden.cases[{OLD.golden.cases[0].name}];" in state.message
+    assert "only the pods differ" in review(OLD).message
+
+
 @pytest.mark.parametrize(
     ("candidate", "records"), [(None, None), (NEW, {"old": None})], ids=["no candidate record", "no reference record"]
 )

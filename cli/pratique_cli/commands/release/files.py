@@ -44,17 +44,24 @@ def diff(
     candidate: FileArgument,
     form: Annotated[Format, typer.Option("--format", "-o", help="How to print it.")] = Format.TEXT,
 ) -> None:
-    """Compare two releases part by part. Ends with 1 when they differ."""
-    from pratique_cli.records import read_manifest
-    from pratique_contract.compare import compare_manifests
+    """Compare two releases part by part, and two records of the same release by what they prove. Ends with 1 when they differ."""
+    from pratique_cli.records import read_release
+    from pratique_contract.compare import compare_golden, compare_manifests
 
-    differences = compare_manifests(read_manifest(approved), read_manifest(candidate))
+    (reference, proof), (other, other_proof) = read_release(approved), read_release(candidate)
+    differences = compare_manifests(reference, other)
+    golden = () if differences or proof is None or other_proof is None else compare_golden(proof, other_proof)
     if form is Format.TEXT:
         rows = [(f"{d.part}.{f.path}", f.expected, f.observed) for d in differences for f in d.fields]
-        say(format_table(("FIELD", "APPROVED", "CANDIDATE"), rows) if rows else "The releases are the same.")
+        rows += [(f.path, f.expected, f.observed) for f in golden]
+        if not differences:
+            say(f"The releases are the same{', what their records make a pod prove is not:' if golden else '.'}")
+        if rows:
+            say(format_table(("FIELD", "APPROVED", "CANDIDATE"), rows))
     else:
-        emit([difference.to_json_value() for difference in differences], form)
-    if differences:
+        found = [difference.to_json_value() for difference in differences]
+        emit([*found, *([{"part": "golden", "fields": [f.to_json_value() for f in golden]}] if golden else [])], form)
+    if differences or golden:
         raise typer.Exit(EXIT_NO)
 
 
