@@ -76,6 +76,9 @@ def register(
     ``find_changed`` is asked now and then for services whose ConfigMaps or Secrets, which nobody watches, are others now.
     ``close`` is called at the end: a pass that still runs in a thread, which nobody can cancel, then ends with its next call."""
     background: set[asyncio.Task[None]] = set()
+    # Children carry no operator's name. Without this, an operator that shares a cluster would look at every service of every other
+    # one, whenever anything of it moves, only to find that it is not its own.
+    ours: set[Key] = set()
 
     @kopf.on.startup(registry=registry)
     async def handle_startup(settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -112,14 +115,20 @@ def register(
             raise kopf.PermanentError(f"The reconcile queue stopped {age:.0f} s ago")
         return round(age, 1)
 
-    async def handle_service(name: str, namespace: str | None, **_: Any) -> None:
+    async def handle_service(name: str, namespace: str | None, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name for it
         assert namespace is not None
-        queue.trigger(Key(namespace, name))
+        key = Key(namespace, name)
+        if type == "DELETED":  # or not ours any more: its label is another one
+            ours.discard(key)
+        else:
+            ours.add(key)
+        queue.trigger(key)
 
     async def handle_child(meta: kopf.Meta, namespace: str | None, **_: Any) -> None:
         assert namespace is not None
         service = meta.get("labels", {}).get(constants.LABEL_SERVICE)
-        if service:
+        # A child that is told of before its service needs no pass of its own: the service is about to get one.
+        if service and Key(namespace, service) in ours:
             queue.trigger(Key(namespace, service))
 
     kopf.on.event(*_selector(kinds.INFERENCE_SERVICE), registry=registry, id="service")(handle_service)

@@ -8,17 +8,24 @@ away) and a taint (other pods do too).
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from kubernetes import client
-from kubernetes.client.exceptions import ApiException
+
+from pratique_operator import kinds
+from pratique_operator.cluster import ApiCluster
+from pratique_operator.errors import ConflictError, NotFoundError, OperatorError
+from pratique_operator.kinds import Kind
+from tests.integration.operator.changes import Watch
 
 Manifest = dict[str, Any]
 Outcome = Literal[
     "ready", "running", "pulling", "pull-failed", "crashing", "oom", "fetching", "fetch-failed", "fetch-again"
 ]
 LABEL = "pratique.test/node"
+NODE = Kind("v1", "Node", "nodes")
 HEARTBEAT_SECONDS = 10.0
 PERIOD_SECONDS = 0.05
 
@@ -55,35 +62,38 @@ class FakeKubelet:
     def __init__(self, api: client.ApiClient, name: str) -> None:
         self.name = name
         self.outcomes: dict[str, Callable[[Manifest], Outcome]] = {}
-        self._core = client.CoreV1Api(api)
-        self._api = api
-        self._stop = threading.Event()
+        self._cluster = ApiCluster(api, timeout_seconds=10)
+        self._moved, self._stop = threading.Event(), threading.Event()
+        self._pods = Watch(api, kinds.POD, fields=f"spec.nodeName={name}", changed=self._moved.set)
         self._shown: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        self._ended: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="fake kubelet", daemon=True)
-        self._address = 0
 
     def start(self) -> None:
         self._remove_left_over_nodes()
         taints = [{"key": LABEL, "value": self.name, "effect": "NoSchedule"}]
         body = {"metadata": {"name": self.name, "labels": {LABEL: self.name}}, "spec": {"taints": taints}}
-        self._core.create_node(body)
+        self._cluster.create(NODE, "", {"apiVersion": "v1", "kind": "Node", **body})
         self._beat()
+        self._pods.start()
         self._thread.start()
 
     def _remove_left_over_nodes(self) -> None:
         """A run that was killed could not take its node away."""
-        for node in self._core.list_node(label_selector=LABEL).items:
-            if datetime.now(UTC) - node.metadata.creation_timestamp > timedelta(minutes=15):
-                self._core.delete_node(node.metadata.name)
+        for node in self._cluster.list(NODE, None, LABEL):
+            created = datetime.fromisoformat(node["metadata"]["creationTimestamp"])
+            if datetime.now(UTC) - created > timedelta(minutes=15):
+                self._cluster.delete(NODE, "", node["metadata"]["name"], uid=node["metadata"]["uid"])
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(10)
+        self._pods.stop()
         # Without a kubelet nobody would confirm their end, and their namespaces would wait for it.
-        for pod in self._pods():
-            metadata = pod["metadata"]
-            self._core.delete_namespaced_pod(metadata["name"], metadata["namespace"], grace_period_seconds=0)
-        self._core.delete_node(self.name)
+        for pod in self._cluster.list(kinds.POD, None, fields=f"spec.nodeName={self.name}"):
+            self._end(pod)
+        self._cluster._call("DELETE", NODE.path(None, self.name))
 
     def placement(self) -> Manifest:
         """What a pod needs to land here."""
@@ -97,44 +107,55 @@ class FakeKubelet:
             for kind, status in (("Ready", "True"), ("MemoryPressure", "False"), ("DiskPressure", "False"))
         ]
         body = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": conditions}}
-        self._core.patch_node_status(self.name, body)
+        self._cluster.patch(NODE, "", self.name, body, subresource="status")
 
     def _run(self) -> None:
         beaten = time.monotonic()
-        while not self._stop.wait(PERIOD_SECONDS):
+        while not self._stop.is_set():
+            # A test may choose another outcome at any time; looking at what is known costs the API server nothing.
+            self._moved.wait(PERIOD_SECONDS)
+            self._moved.clear()
             try:
                 if time.monotonic() - beaten > HEARTBEAT_SECONDS:
                     self._beat()
                     beaten = time.monotonic()
-                self._round()
-            except (ApiException, OSError):
+                for pod in self._pods.objects():
+                    self._look_after(pod)
+            except OperatorError:
                 continue
 
-    def _round(self) -> None:
-        for pod in self._pods():
-            metadata = pod["metadata"]
-            if "deletionTimestamp" in metadata:
-                self._core.delete_namespaced_pod(metadata["name"], metadata["namespace"], grace_period_seconds=0)
-                continue
-            choose = self.outcomes.get(metadata["namespace"])
-            outcome: Outcome = "ready" if choose is None else choose(pod)
-            if self._shown.get(metadata["uid"]) != outcome:
-                self._show(pod, outcome)
-                self._shown[metadata["uid"]] = outcome
+    def _look_after(self, pod: Manifest) -> None:
+        metadata = pod["metadata"]
+        uid = metadata["uid"]
+        if uid in self._ended:
+            return
+        if "deletionTimestamp" in metadata:
+            self._end(pod)
+            self._ended.add(uid)
+            return
+        choose = self.outcomes.get(metadata["namespace"])
+        outcome: Outcome = "ready" if choose is None else choose(pod)
+        if self._shown.get(uid) != outcome:
+            self._show(pod, outcome)
+            self._shown[uid] = outcome
 
-    def _pods(self) -> list[Manifest]:
-        listed = self._core.list_pod_for_all_namespaces(field_selector=f"spec.nodeName={self.name}")
-        found: list[Manifest] = self._api.sanitize_for_serialization(listed)["items"]
-        return found
+    def _end(self, pod: Manifest) -> None:
+        metadata = pod["metadata"]
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        body["preconditions"] = {"uid": metadata["uid"]}
+        with suppress(NotFoundError, ConflictError):
+            self._cluster._call("DELETE", kinds.POD.path(metadata["namespace"], metadata["name"]), body=body)
+
+    def _address(self, uid: str) -> str:
+        number = len(self._addresses) + 1
+        return self._addresses.setdefault(uid, f"10.251.{number // 250}.{number % 250 + 1}")
 
     def _show(self, pod: Manifest, outcome: Outcome) -> None:
         now = timestamp()
         ready = "True" if outcome == "ready" else "False"
         container = pod["spec"]["containers"][0]
         before_fetched = outcome.startswith("fetch")
-        if "podIP" not in pod["status"]:
-            self._address += 1
-        address = pod["status"].get("podIP", f"10.251.{self._address // 250}.{self._address % 250 + 1}")
+        address = self._address(pod["metadata"]["uid"])
         states: dict[Outcome, Manifest] = {
             "ready": {"running": {"startedAt": now}},
             "running": {"running": {"startedAt": now}},
@@ -174,4 +195,7 @@ class FakeKubelet:
             "initContainerStatuses": [_fetcher(init, outcome, now) for init in pod["spec"].get("initContainers", ())],
         }
         metadata = pod["metadata"]
-        self._core.patch_namespaced_pod_status(metadata["name"], metadata["namespace"], {"status": status})
+        with suppress(NotFoundError):
+            self._cluster.patch(
+                kinds.POD, metadata["namespace"], metadata["name"], {"status": status}, subresource="status"
+            )

@@ -16,13 +16,20 @@ from pratique_operator.observe import Key
 from pratique_operator.pods import PodFacts
 from pratique_operator.reconcile import Reconciler
 from pratique_operator.trust import RecordAnswer
-from tests.integration.operator.conftest import Base, World, eventually
+from tests.integration.operator.changes import eventually
 from tests.integration.operator.recording import RecordingCluster
+from tests.integration.operator.world import World
 from tests.support.releases import make_manifest, make_record
 
 pytestmark = pytest.mark.integration
 
 WRITES_OF_A_FIRST_PASS = 7
+
+
+@pytest.fixture
+def settings(settings: OperatorConfig) -> OperatorConfig:
+    """Resyncs in quick succession: each of them is a chance to write something."""
+    return replace(settings, resync_seconds=0.5)
 
 
 class DyingCluster(RecordingCluster):
@@ -69,9 +76,7 @@ def die_after(world: World, config: OperatorConfig, name: str, writes: int) -> N
         reconciler.reconcile(Key(world.namespace, name))
 
 
-def test_first_deploy_and_update_survive_a_crash_after_each_write(
-    base: Base, settings: OperatorConfig, idle_world: World
-) -> None:
+def test_first_deploy_and_update_survive_a_crash_after_each_write(settings: OperatorConfig, idle_world: World) -> None:
     world = idle_world
     services = [f"svc{writes}" for writes in range(1, WRITES_OF_A_FIRST_PASS + 1)]
     for writes, name in enumerate(services, start=1):

@@ -9,7 +9,8 @@ import yaml
 from pratique_contract import constants
 from pratique_operator import kinds
 from pratique_operator.errors import RejectedError
-from tests.integration.operator.conftest import REPOSITORY, World
+from tests.integration.operator.conftest import REPOSITORY
+from tests.integration.operator.world import World
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,8 @@ import pytest
 
 from pratique_contract import constants
 from pratique_operator import kinds, stuck
-from tests.integration.operator.conftest import World, eventually
+from tests.integration.operator.changes import eventually
+from tests.integration.operator.world import World
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,9 @@ from pratique_contract.review import REQUIRED_TESTS, Review, ReviewedDifference,
 from pratique_contract.signature import format_signature
 from pratique_operator import kinds, names
 from pratique_operator.trust import RecordAnswer
-from tests.integration.operator.conftest import World, eventually, kubeconfig
+from tests.integration.operator.changes import eventually
+from tests.integration.operator.conftest import kubeconfig
+from tests.integration.operator.world import World
 from tests.support.releases import make_manifest, make_record
 
 pytestmark = pytest.mark.integration
@@ -67,9 +69,7 @@ def test_first_pod_is_recorded_before_the_second_starts_and_approval_restarts_no
     world.create(replicas=2, release=TRUST)  # a manifest that does not name the fingerprint takes no approval back
     assert world.wait_reason("Verified", "FingerprintVerified")["status"] == "True"
     assert {pod["metadata"]["uid"] for pod in pods(world)} == first
-    reasons = [
-        e["reason"] for e in world.cluster.list(kinds.EVENT, world.namespace) if e["involvedObject"]["name"] == "svc"
-    ]
+    reasons = [event["reason"] for event in world.events()]
     assert (reasons.count("RecordedNotApproved"), reasons.count("Verified")) == (1, 1)
     table = world.table(kinds.INFERENCE_SERVICE.path(world.namespace))
     columns = [column["name"] for column in table["columnDefinitions"]]
@@ -185,9 +185,7 @@ def test_block_starts_no_pod_of_an_unreviewed_candidate_and_the_review_lets_it_t
     world.wait_ready()
     assert world.entry() not in (stable, None)
     assert world.condition("ReviewPassed")["status"] == "True"
-    reasons = [
-        e["reason"] for e in world.cluster.list(kinds.EVENT, world.namespace) if e["involvedObject"]["name"] == "svc"
-    ]
+    reasons = [event["reason"] for event in world.events()]
     assert reasons.count("ReviewRequired") == 1
 
 

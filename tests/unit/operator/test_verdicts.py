@@ -1,6 +1,7 @@
 """Reading verdicts over HTTP: what answers is known, what does not is unknown."""
 
 import json
+import os
 import socket
 import threading
 import time
@@ -24,7 +25,8 @@ from pratique_operator.verdicts import PODS_MAX, TEXT_CHARS_MAX, VerdictReader, 
 
 VERDICT = Verdict(result=VerdictResult.FAIL, reason=Reason.MODEL_MISMATCH, message="one byte")
 # The management port is fixed, so the stand-in pod has a loopback address of its own.
-ADDRESS = "127.83.17.1"
+# One for each process: the port is fixed, and xdist may run tests of this file in two.
+ADDRESS = f"127.83.{os.getpid() % 250 + 1}.1"
 
 
 def asked(name: str = "p", **facts: Any) -> PodFacts:

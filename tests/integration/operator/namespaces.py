@@ -1,0 +1,87 @@
+"""Namespaces for one worker, used again and again: to make one, with an account for the operator, and above all to delete one costs
+the API server and its controllers hundreds of calls."""
+
+import base64
+from collections import deque
+from pathlib import Path
+
+import yaml
+from kubernetes import client
+
+from pratique_operator import kinds, labels
+from pratique_operator.cluster import ApiCluster
+from pratique_operator.kinds import Kind
+from tests.integration.operator.changes import eventually
+
+# What a test makes for its services to refer to; everything else in a namespace belongs to a service and goes with it.
+REFERRED = (kinds.CONFIG_MAP, kinds.SECRET)
+LABEL_MADE = "pratique.test/made"
+_REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets")
+_TOKEN_SECONDS = 3600
+
+
+class Namespaces:
+    """Hands out namespaces in turn, so that one is being cleared while the next is in use. Each has a ServiceAccount with exactly the
+    rights of ``role`` in it, and a kubeconfig for it."""
+
+    def __init__(self, api: client.ApiClient, names: tuple[str, ...], role: str, folder: Path) -> None:
+        self._api, self._role, self._folder = api, role, folder
+        self._cluster = ApiCluster(api, timeout_seconds=20)
+        self._core = client.CoreV1Api(api)
+        self._unmade, self._free = deque(names), deque[str]()
+        self._made: list[str] = []
+
+    def take(self) -> str:
+        """An empty namespace."""
+        if self._unmade:
+            name = self._unmade.popleft()
+            self._core.create_namespace({"metadata": {"name": name}})
+            self._made.append(name)
+            self._make_account(name)
+            return name
+        name = self._free.popleft()
+        eventually(lambda: self._is_empty(name), timeout=60, what=f"{name} is empty again")
+        return name
+
+    def give_back(self, name: str) -> None:
+        """Begin to clear it."""
+        background = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        self._cluster._call("DELETE", kinds.INFERENCE_SERVICE.path(name), body=background)
+        for kind in REFERRED:
+            self._cluster._call("DELETE", kind.path(name), query={"labelSelector": LABEL_MADE})
+        self._free.append(name)
+
+    def kubeconfig(self, name: str) -> Path:
+        return self._folder / name
+
+    def delete(self) -> None:
+        for name in self._made:
+            self._core.delete_namespace(name)
+
+    def _is_empty(self, name: str) -> bool:
+        looked_at = [(kind, labels.MANAGED_SELECTOR) for kind in (*kinds.WATCHED, _REPLICA_SET)]
+        looked_at += [(kinds.INFERENCE_SERVICE, ""), *[(kind, LABEL_MADE) for kind in REFERRED]]
+        return not any(self._cluster.list(kind, name, selector) for kind, selector in looked_at)
+
+    def _make_account(self, name: str) -> None:
+        rbac = client.RbacAuthorizationV1Api(self._api)
+        self._core.create_namespaced_service_account(name, {"metadata": {"name": "operator"}})
+        binding = {
+            "metadata": {"name": "operator"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": self._role},
+            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": name}],
+        }
+        rbac.create_namespaced_role_binding(name, binding)
+        wanted = {"spec": {"expirationSeconds": _TOKEN_SECONDS}}
+        token = self._core.create_namespaced_service_account_token("operator", name, wanted).status.token
+        settings = self._api.configuration
+        authority = base64.b64encode(Path(settings.ssl_ca_cert).read_bytes()).decode()
+        value = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": settings.host, "certificate-authority-data": authority}}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": name}}],
+            "current-context": "x",
+        }
+        self.kubeconfig(name).write_text(yaml.safe_dump(value))

@@ -1,0 +1,111 @@
+"""What belongs to a service comes back when it is disturbed and goes with it; what belongs to others is left alone."""
+
+import pytest
+
+from pratique_contract import constants
+from pratique_operator import kinds, labels
+from tests.integration.operator.changes import eventually
+from tests.integration.operator.world import World
+
+pytestmark = pytest.mark.integration
+
+
+def test_drift_is_repaired(slow_world: World) -> None:
+    """Without any resync in time: the watch of each kind must bring the pass."""
+    world = slow_world
+    world.create()
+    world.wait_ready()
+    revision = world.target()
+    core = world.cluster
+    core.patch(kinds.DEPLOYMENT, world.namespace, f"svc-{revision}", {"spec": {"replicas": 3}})
+    eventually(
+        lambda: world.children()[f"Deployment/svc-{revision}"]["spec"]["replicas"] == 1, what="replicas are back"
+    )
+    core.patch(kinds.SERVICE, world.namespace, "svc", {"spec": {"selector": {constants.LABEL_REVISION: "gone"}}})
+    eventually(lambda: world.entry() == revision, what="the selector is back")
+    for kind, name in (
+        (kinds.SERVICE, "svc"),
+        (kinds.SERVICE, f"svc-{revision}"),
+        (kinds.CONFIG_MAP, f"svc-{revision}"),
+        (kinds.POD_DISRUPTION_BUDGET, "svc"),
+        (kinds.SERVICE_ACCOUNT, "svc"),
+        (kinds.DEPLOYMENT, f"svc-{revision}"),
+    ):
+        core._call("DELETE", kind.path(world.namespace, name))
+        eventually(lambda k=kind, n=name: core.get(k, world.namespace, n), what=f"{kind.kind} {name} is back")  # type: ignore[misc]
+    world.wait_ready()
+
+
+def test_name_taken_by_a_stranger_is_told_and_never_overwritten(world: World) -> None:
+    body = {"metadata": {"name": "svc"}, "spec": {"selector": {"app": "other"}, "ports": [{"port": 1}]}}
+    world.apply({"apiVersion": "v1", "kind": "Service", **body})
+    world.create()
+    assert "Service svc exists and does not belong to this service" in world.wait_reason("InvalidSpec")["message"]
+    found = world.cluster.get(kinds.SERVICE, world.namespace, "svc")
+    assert found is not None
+    assert found["spec"]["selector"] == {"app": "other"}
+    world.cluster._call("DELETE", kinds.SERVICE.path(world.namespace, "svc"))
+    world.wait_ready()
+
+
+@pytest.mark.parametrize("operator_up", [True, False])
+def test_deletion_leaves_nothing(world: World, operator_up: bool) -> None:
+    """nolar/kopf#1305, kaito#932: finalizers that nobody takes away."""
+    world.create()
+    world.wait_ready()
+    if not operator_up:
+        world.operator.stop()
+    world.delete()
+    eventually(lambda: world.children() == {} and world.list(kinds.POD) == [], timeout=30, what="nothing is left")
+    assert world.cluster.get(kinds.INFERENCE_SERVICE, world.namespace, "svc") is None
+
+
+def test_service_recreated_under_the_same_name_takes_over_nothing_of_the_old_one(world: World) -> None:
+    world.create()
+    first = world.wait_ready()["metadata"]["uid"]
+    world.delete()
+    world.create()
+    eventually(lambda: world.service()["metadata"]["uid"] != first, what="another object")
+    world.wait_ready(timeout=30)
+    owners = {child["metadata"]["ownerReferences"][0]["uid"] for child in world.children().values()}
+    assert owners == {world.service()["metadata"]["uid"]}
+
+
+def test_quick_successive_updates_end_in_the_last_one(world: World) -> None:
+    """dynamo#13353: quick successive updates restarted everything."""
+    world.create()
+    world.wait_ready()
+    for number in range(2, 8):
+        world.create(engine={"image": f"localhost/none:{number}"})
+    world.wait_ready()
+    pods = world.list(kinds.POD)
+    assert {pod["spec"]["containers"][0]["image"] for pod in pods if "deletionTimestamp" not in pod["metadata"]} == {
+        "localhost/none:7"
+    }
+
+
+def test_two_operators_share_a_cluster_by_name(world: World) -> None:
+    manifest = world.manifest("other")
+    manifest["metadata"]["labels"][constants.LABEL_OPERATOR] = "somebody-else"
+    world.apply(manifest)
+    world.create()
+    world.wait_ready()
+    assert world.children("other") == {}
+    assert "status" not in world.service("other")
+
+
+def test_what_belongs_to_another_operators_service_costs_no_pass(slow_world: World) -> None:
+    """Children carry no operator's name: one operator made passes over all services of all others, at each of their changes."""
+    world = slow_world
+    world.create()
+    own = f"svc-{world.wait_ready()['status']['serving']['revision']}"
+    for value in ("one", "two"):
+        metadata = {"name": "other", "labels": labels.service_labels("other")}
+        theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"k": value}}
+        world.cluster.apply(kinds.CONFIG_MAP, world.namespace, theirs)
+        # The watch tells things of one kind in their order: with this pass the operator is past the other ConfigMap.
+        before = world.operator.passes["svc"]
+        world.cluster.patch(kinds.CONFIG_MAP, world.namespace, own, {"metadata": {"annotations": {"touched": value}}})
+        eventually(lambda seen=before: world.operator.passes["svc"] > seen, what="a pass over what is ours")  # type: ignore[misc]
+    assert set(world.operator.passes) == {"svc"}
+    world.cluster._call("DELETE", kinds.CONFIG_MAP.path(world.namespace, "other"))
