@@ -36,6 +36,7 @@ from tests.support.fetching import (
     names_in,
     same_content,
 )
+from tests.unit.cli.conftest import Run
 
 BUCKET = "models"
 CREDENTIALS = Credentials(access_key_id=s3.ACCESS_KEY, secret_access_key=s3.SECRET_KEY)
@@ -179,6 +180,29 @@ def test_a_resolved_prefix_is_immutable_and_refused_when_an_object_was_replaced(
     fetch(
         target, make_settings(DownloadSpec(s3_endpoint="http://127.0.0.1:1"))
     )  # what came before needs the bucket no more
+
+
+def test_the_command_prints_a_prefix_s_revision_and_says_what_only_a_record_proves(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path, pratique: Run
+) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "accessKeyId").write_text(s3.ACCESS_KEY)
+    (secret / "secretAccessKey").write_text(s3.SECRET_KEY)
+    server.client.put_object(
+        BUCKET, f"{prefix}model-2.safetensors", io.BytesIO(bytes(6 * 2**20)), -1, part_size=5 * 2**20
+    )
+    options = ("--s3-endpoint", server.endpoint, "--credentials", secret)
+    result = pratique("resolve", f"s3://{BUCKET}/{prefix}", *options)
+    assert result.code == 0, result.err
+    uri, revision = (line.partition(": ")[2] for line in result.out.splitlines())
+    assert (uri, revision) == (f"s3://{BUCKET}/{prefix.rstrip('/')}", resolved(server, prefix).revision)
+    assert "only a release record proves the bytes: model-2.safetensors" in result.err
+    assert s3.SECRET_KEY not in result.err
+    assert pratique("resolve", uri, "--revision", revision, *options).out == result.out
+    other = pratique("resolve", uri, "--revision", f"sha256:{'0' * 64}", *options)
+    assert (other.code, other.out) == (3, "")
+    assert revision in other.err
 
 
 def test_what_no_server_loads_moves_no_revision(server: s3.S3, prefix: str, origin: Path) -> None:
