@@ -1,4 +1,4 @@
-"""The revision: every field that can change a pod moves it, nothing else does."""
+"""The revision and what it stands for; that every field that can change a pod moves it is in ``test_revision_fields.py``."""
 
 import json
 from typing import Any
@@ -24,67 +24,6 @@ BASE: dict[str, Any] = {"model": {"uri": "file:///models/x"}, "engine": {"image"
 def target(references: References | None = None, config: OperatorConfig = CONFIG, **spec: Any) -> Target:
     merged = {**BASE, **spec}
     return compute_target(parse_spec(merged), references or References(), service="svc", namespace="ns", config=config)
-
-
-POD_AFFECTING: dict[str, dict[str, Any]] = {
-    "model": {"model": {"uri": "file:///models/y"}},
-    "model name": {"model": {"uri": "file:///models/x", "name": "n"}},
-    "model revision": {"model": {"uri": "file:///models/x", "revision": "a" * 40}},
-    "remote code": {"model": {"uri": "file:///models/x", "trustRemoteCode": True}},
-    "adapter": {"model": {"uri": "file:///models/x", "adapters": [{"name": "a", "uri": "file:///models/a"}]}},
-    "adapter name": {"model": {"uri": "file:///models/x", "adapters": [{"name": "b", "uri": "file:///models/a"}]}},
-    "hub": {"model": HUB},
-    "hub commit": {"model": {**HUB, "revision": "b" * 40}},
-    "fetched tokenizer": {"tokenizer": HUB},
-    "cache": {"model": HUB, "download": {"cache": {"claimName": "c"}}},
-    "credentials": {"model": HUB, "download": {"credentialsSecretRef": {"name": "s"}}},
-    "mirror": {"model": HUB, "download": {"hubEndpoint": "https://mirror"}},
-    "connections": {"model": HUB, "download": {"connections": 2}},
-    "re-verification": {"release": {"reverify": {"intervalSeconds": 60}}},
-    "weights": {"quantization": {"method": "Int8WeightOnly"}},
-    "kept layers": {"quantization": {"method": "Int8WeightOnly", "config": {"keep": ["*.down_proj"]}}},
-    "other kept layers": {"quantization": {"method": "Int8WeightOnly", "config": {"keep": ["*.up_proj"]}}},
-    "tokenizer": {"tokenizer": {"uri": "file:///models/t"}},
-    "template": {"chatTemplate": {"inline": "x"}},
-    "dtype": {"quantization": {"dtype": "FP32"}},
-    "engine": {"engine": {"image": "localhost/none:1", "name": "Naive"}},
-    "image": {"engine": {"image": "localhost/none:2"}},
-    "length": {"engine": {"image": "localhost/none:1", "maxModelLen": 100}},
-    "sequences": {"engine": {"image": "localhost/none:1", "maxNumSeqs": 3}},
-    "tokens": {"engine": {"image": "localhost/none:1", "maxBatchedTokens": 100}},
-    "kv cache": {"engine": {"image": "localhost/none:1", "kvCache": {"blocks": 9}}},
-    "args": {"engine": {"image": "localhost/none:1", "args": ["--seed=1"]}},
-    "keys": {"auth": {"apiKeySecretRef": {"name": "keys"}}},
-    "limits": {"limits": {"maxPromptTokens": 10}},
-    "startup": {"startup": {"timeoutSeconds": 77}},
-    "probe timeout": {"startup": {"probeTimeoutSeconds": 7}},
-    "drain": {"drain": {"deadlineSeconds": 7}},
-    "env": {"template": {"spec": {"env": [{"name": "A", "value": "1"}]}}},
-    "resources": {"template": {"spec": {"resources": {"limits": {"memory": "1Gi"}}}}},
-    "labels": {"template": {"metadata": {"labels": {"a": "b"}}}},
-    "account": {"template": {"spec": {"serviceAccountName": "other"}}},
-    "pull secret": {"template": {"spec": {"imagePullSecrets": [{"name": "s"}]}}},
-    "priority": {"template": {"spec": {"priorityClassName": "system-node-critical"}}},
-}
-NOT_POD_AFFECTING: dict[str, dict[str, Any]] = {
-    "replicas": {"replicas": 2},
-    "strategy": {"rollout": {"strategy": "Recreate"}},
-    "history": {"rollout": {"revisionHistoryLimit": 5}},
-    "deadline": {"rollout": {"progressDeadlineSeconds": 500}},
-}
-
-
-def test_every_pod_affecting_field_gives_its_own_revision() -> None:
-    """kserve#3683, production-stack, kubeai#219: changes that rolled nothing."""
-    revisions = {name: target(**change).revision for name, change in POD_AFFECTING.items()}
-    revisions["unchanged"] = target().revision
-    assert len(set(revisions.values())) == len(POD_AFFECTING) + 1, revisions
-
-
-@pytest.mark.parametrize("name", NOT_POD_AFFECTING)
-def test_other_fields_keep_the_revision(name: str) -> None:
-    """aibrix#2041: changes that rolled everything."""
-    assert target(**NOT_POD_AFFECTING[name]).revision == target().revision
 
 
 def test_order_of_fields_and_written_defaults_keep_the_revision() -> None:
