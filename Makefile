@@ -103,10 +103,10 @@ format: venv ## Format and fix what can be fixed
 
 .PHONY: generate
 generate: venv ## Write the CRD, its chart copy and the generated tables
-	@$(BIN)/python -m pratique_operator.crd
+	@$(BIN)/python -m pratique_operator.api.crd
 	@$(BIN)/python docs/requirements_table.py
 
 .PHONY: check-generate
 check-generate: venv ## Fail when a generated file is not what its source says
-	@$(BIN)/python -m pratique_operator.crd --check
+	@$(BIN)/python -m pratique_operator.api.crd --check
 	@$(BIN)/python docs/requirements_table.py --check

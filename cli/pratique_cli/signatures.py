@@ -13,8 +13,8 @@ try:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-    from pratique_operator import public_keys
-    from pratique_operator.public_keys import PublicKeyError, parse_public_keys
+    from pratique_operator.release import public_keys
+    from pratique_operator.release.public_keys import PublicKeyError, parse_public_keys
 except ImportError as error:
     raise missing_extra("cli", error) from error
 

@@ -171,9 +171,9 @@ def service_spec(
 ) -> "ServingSpec":
     """What the operator will hand to this service's pods, with the files of this machine."""
     try:
+        from pratique_operator.api.types import parse_spec
         from pratique_operator.desired.serving import build_serving
         from pratique_operator.errors import InvalidSpecError
-        from pratique_operator.types import parse_spec
     except ImportError as error:
         raise missing_extra("operator", error) from error
     manifest = read_service(path)

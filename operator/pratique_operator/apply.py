@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from pratique_operator import kinds, metrics, names
+from pratique_operator.api.schema import quantity_value
+from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.cluster import Cluster
 from pratique_operator.desired import children as build
+from pratique_operator.desired.revision import Target
 from pratique_operator.errors import ChildConflictError, ConflictError, NotFoundError
 from pratique_operator.kinds import Kind
 from pratique_operator.observe import Snapshot, children_of, is_owned
-from pratique_operator.revision import Target
-from pratique_operator.rollout import Plan
-from pratique_operator.schema import quantity_value
-from pratique_operator.trust import declared_of, stale_config_maps
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.release.trust import declared_of, stale_config_maps
+from pratique_operator.rollout.planner import Plan
 
 LOG = logging.getLogger(__name__)
 

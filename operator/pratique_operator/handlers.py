@@ -16,8 +16,7 @@ from pratique_contract import constants
 from pratique_operator import kinds, labels
 from pratique_operator.cluster import Connection
 from pratique_operator.config import OperatorConfig
-from pratique_operator.kinds import Kind
-from pratique_operator.observe import Key
+from pratique_operator.kinds import Key, Kind
 from pratique_operator.queue import ReconcileQueue
 
 LOG = logging.getLogger(__name__)

@@ -25,6 +25,17 @@ class Kind:
         return "/".join(part for part in (f"{root}{where}/{self.plural}", name, subresource) if part)
 
 
+@dataclass(frozen=True)
+class Key:
+    """One service."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
 INFERENCE_SERVICE: Final = Kind(constants.API_VERSION, constants.KIND, constants.PLURAL)
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
 SERVICE: Final = Kind("v1", "Service", "services")

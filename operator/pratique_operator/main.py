@@ -18,12 +18,12 @@ from pratique_operator.cluster import Cluster, Connection, connect
 from pratique_operator.config import ConfigError, OperatorConfig, read_config
 from pratique_operator.errors import NotFoundError, OperatorError, SignatureInvalidError
 from pratique_operator.handlers import register
-from pratique_operator.observe import Key
+from pratique_operator.kinds import Key
+from pratique_operator.pods.verdicts import VerdictReader, verdict_reader
 from pratique_operator.queue import ReconcileQueue
 from pratique_operator.reconcile import Outcome, Reconciler
-from pratique_operator.records import ReadRecord, record_reader
-from pratique_operator.signatures import read_keys
-from pratique_operator.verdicts import VerdictReader, verdict_reader
+from pratique_operator.release.records import ReadRecord, record_reader
+from pratique_operator.release.signatures import read_keys
 
 LOG = logging.getLogger(__name__)
 

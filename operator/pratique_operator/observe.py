@@ -9,35 +9,24 @@ from typing import Any
 
 from pratique_contract import constants
 from pratique_operator import kinds, labels, names
+from pratique_operator.api.release_types import ReverifySpec
+from pratique_operator.api.types import InferenceServiceSpec, parse_spec
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
+from pratique_operator.desired.revision import Target, compute_target
 from pratique_operator.errors import InvalidSpecError, RecordError
-from pratique_operator.kinds import Kind
-from pratique_operator.pods import PodFacts, observe_pod
-from pratique_operator.records import ReadRecord, observe_offers, records_by_revision
-from pratique_operator.references import Reference, References, required_references
-from pratique_operator.release_types import ReverifySpec
-from pratique_operator.review import Candidate, ReviewState, compute_review, served_at
-from pratique_operator.revision import Target, compute_target
-from pratique_operator.rollout import RevisionState, RolloutState
-from pratique_operator.stuck import explain_stuck
-from pratique_operator.trust import Recorded, Trust, declared_of, observe_recorded, pin_lost, unrecorded
-from pratique_operator.types import InferenceServiceSpec, parse_spec
+from pratique_operator.kinds import Key, Kind
+from pratique_operator.pods.facts import PodFacts, observe_pod
+from pratique_operator.pods.stuck import explain_stuck
+from pratique_operator.release.records import ReadRecord, observe_offers, records_by_revision
+from pratique_operator.release.references import Reference, References, required_references
+from pratique_operator.release.review import Candidate, ReviewState, compute_review, served_at
+from pratique_operator.release.trust import Recorded, Trust, declared_of, observe_recorded, pin_lost, unrecorded
+from pratique_operator.rollout.planner import RevisionState, RolloutState
 
 Manifest = dict[str, Any]
 ChildKey = tuple[str, str]
 ReadVerdicts = Callable[[str, list[PodFacts]], list[PodFacts]]
-
-
-@dataclass(frozen=True)
-class Key:
-    """One service."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True)

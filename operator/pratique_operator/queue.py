@@ -13,7 +13,7 @@ from typing import Final
 
 from pratique_operator import metrics
 from pratique_operator.errors import ConflictError, OperatorError
-from pratique_operator.observe import Key
+from pratique_operator.kinds import Key
 from pratique_operator.reconcile import Outcome
 
 LOG = logging.getLogger(__name__)

@@ -13,15 +13,16 @@ from pratique_operator import kinds, metrics
 from pratique_operator.apply import apply_plan
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
-from pratique_operator.containers import Finding
-from pratique_operator.downloads import Pace
 from pratique_operator.errors import ChildConflictError, NotFoundError, RejectedError
-from pratique_operator.events import compute_events, post_events
-from pratique_operator.observe import Key, ReadVerdicts, Snapshot, observe_service, rollout_state
-from pratique_operator.records import ReadRecord
-from pratique_operator.referred import ReferredObjects
-from pratique_operator.rollout import Plan, plan_rollout
-from pratique_operator.status import StatusResult, compute_status, format_time, merge_patch
+from pratique_operator.kinds import Key
+from pratique_operator.observe import ReadVerdicts, Snapshot, observe_service, rollout_state
+from pratique_operator.pods.containers import Finding
+from pratique_operator.pods.downloads import Pace
+from pratique_operator.release.records import ReadRecord
+from pratique_operator.release.referred import ReferredObjects
+from pratique_operator.reporting.events import compute_events, post_events
+from pratique_operator.reporting.status import StatusResult, compute_status, format_time, merge_patch
+from pratique_operator.rollout.planner import Plan, plan_rollout
 
 LOG = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from pratique_contract import constants
 from pratique_contract.canonical import digest_json
 from pratique_operator import kinds, labels, names
 from pratique_operator.desired.pod import name_revision
+from pratique_operator.desired.revision import Target
 from pratique_operator.kinds import Kind
-from pratique_operator.revision import Target
-from pratique_operator.trust import Offer
+from pratique_operator.release.trust import Offer
 
 Manifest = dict[str, Any]
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from pratique_contract import constants
 from pratique_operator import names
+from pratique_operator.api.pod_types import PodOptions, Resources, to_plain
+from pratique_operator.api.source_types import DownloadSpec
+from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.config import OperatorConfig
-from pratique_operator.pod_types import PodOptions, Resources, to_plain
-from pratique_operator.source_types import DownloadSpec
-from pratique_operator.sources import build_cache_volume
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.desired.sources import build_cache_volume
 
 Manifest = dict[str, Any]
 

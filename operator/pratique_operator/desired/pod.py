@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from pratique_contract import constants
 from pratique_operator import labels, names
+from pratique_operator.api.pod_types import PodOptions, to_plain
+from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.config import OperatorConfig
 from pratique_operator.desired.claims import merge_claims
 from pratique_operator.desired.fetch import CONFIG_MOUNT, RESTRICTED, build_fetcher, build_fetcher_volumes
-from pratique_operator.pod_types import PodOptions, to_plain
-from pratique_operator.sources import Mount, build_mounts, declared_sources
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.desired.sources import Mount, build_mounts, declared_sources
 
 Manifest = dict[str, Any]
 

@@ -6,11 +6,11 @@ from typing import Any, Final
 from pratique_contract import constants, serving
 from pratique_contract.record import ReleaseRecord
 from pratique_operator import names
-from pratique_operator.engine_types import EngineSpec
-from pratique_operator.schema import quantity_value
-from pratique_operator.source_types import DownloadSpec
-from pratique_operator.sources import cache_size_limit, declared_sources
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.api.engine_types import EngineSpec
+from pratique_operator.api.schema import quantity_value
+from pratique_operator.api.source_types import DownloadSpec
+from pratique_operator.api.types import InferenceServiceSpec
+from pratique_operator.desired.sources import cache_size_limit, declared_sources
 
 _IMAGE_DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 

@@ -17,9 +17,9 @@ from kubernetes import client, config
 
 from pratique_contract import constants
 from pratique_operator import kinds
+from pratique_operator.api.crd import build_crd
 from pratique_operator.cluster import ApiCluster
 from pratique_operator.config import OperatorConfig
-from pratique_operator.crd import build_crd
 from pratique_operator.kinds import Kind
 from tests.integration.operator.changes import Watch, eventually
 from tests.integration.operator.kubelet import FakeKubelet

@@ -15,9 +15,9 @@ from pratique_operator.cluster import ApiCluster
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import UnavailableError
 from pratique_operator.main import serve
-from pratique_operator.pods import PodFacts
-from pratique_operator.trust import RecordAnswer
-from pratique_operator.verdicts import VerdictReader
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.pods.verdicts import VerdictReader
+from pratique_operator.release.trust import RecordAnswer
 from tests.integration.operator.recording import RecordingCluster
 
 

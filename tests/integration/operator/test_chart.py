@@ -11,8 +11,8 @@ from kubernetes import client
 from e2e.install import helm
 from e2e.up import make_context
 from pratique_contract import constants
+from pratique_operator.api.crd import crd_yaml
 from pratique_operator.config import read_config
-from pratique_operator.crd import crd_yaml
 from tests.integration.operator.conftest import REPOSITORY
 
 pytestmark = pytest.mark.integration

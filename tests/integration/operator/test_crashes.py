@@ -11,11 +11,10 @@ from pratique_operator import kinds, names
 from pratique_operator.cluster import ApiCluster, Cluster, Manifest
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import UnavailableError
-from pratique_operator.kinds import Kind
-from pratique_operator.observe import Key
-from pratique_operator.pods import PodFacts
+from pratique_operator.kinds import Key, Kind
+from pratique_operator.pods.facts import PodFacts
 from pratique_operator.reconcile import Reconciler
-from pratique_operator.trust import RecordAnswer
+from pratique_operator.release.trust import RecordAnswer
 from tests.integration.operator.changes import eventually
 from tests.integration.operator.recording import RecordingCluster
 from tests.integration.operator.world import World

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pratique_contract import constants
-from pratique_operator import kinds, stuck
+from pratique_operator import kinds
+from pratique_operator.pods import stuck
 from tests.integration.operator.changes import eventually
 from tests.integration.operator.world import World
 

@@ -6,7 +6,8 @@ import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_contract.verdict import Reverification
-from pratique_operator import kinds, stuck
+from pratique_operator import kinds
+from pratique_operator.pods import stuck
 from tests.integration.operator.changes import eventually
 from tests.integration.operator.kubelet import Outcome, timestamp
 from tests.integration.operator.world import World

@@ -11,7 +11,7 @@ from pratique_contract import Reason, ReleaseRecord, ServingSpec, Verdict, Verdi
 from pratique_contract.review import REQUIRED_TESTS, Review, ReviewedDifference, ReviewTest
 from pratique_contract.signature import format_signature
 from pratique_operator import kinds, names
-from pratique_operator.trust import RecordAnswer
+from pratique_operator.release.trust import RecordAnswer
 from tests.integration.operator.changes import eventually
 from tests.integration.operator.conftest import kubeconfig
 from tests.integration.operator.world import World

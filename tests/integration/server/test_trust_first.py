@@ -6,11 +6,11 @@ import pytest
 
 from pratique_contract import constants
 from pratique_operator.desired.children import build_recorded
-from pratique_operator.pods import PodFacts
-from pratique_operator.records import read_direct
-from pratique_operator.trust import Offer, choose_witness, judge_answer
-from pratique_operator.verdicts import VerdictReader
-from pratique_operator.verdicts import read_direct as read_verdict_direct
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.pods.verdicts import VerdictReader
+from pratique_operator.pods.verdicts import read_direct as read_verdict_direct
+from pratique_operator.release.records import read_direct
+from pratique_operator.release.trust import Offer, choose_witness, judge_answer
 from tests.integration.server.running import Running, make_spec, serving, start_in_this_process
 from tests.support import mutations
 from tests.unit.operator.worlds import make_owner

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pratique_operator.api.types import parse_spec
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import SignatureInvalidError
-from pratique_operator.references import Reference, References
-from pratique_operator.signatures import check_signature
-from pratique_operator.types import parse_spec
+from pratique_operator.release.references import Reference, References
+from pratique_operator.release.signatures import check_signature
 from tests.support.releases import make_record
 from tests.unit.cli.conftest import Run
 

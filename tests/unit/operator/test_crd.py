@@ -9,8 +9,8 @@ import yaml
 from pydantic import Field
 
 from pratique_contract.model import ContractModel
-from pratique_operator import crd
-from pratique_operator.types import InferenceServiceSpec, parse_spec
+from pratique_operator.api import crd
+from pratique_operator.api.types import InferenceServiceSpec, parse_spec
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FORBIDDEN = {
@@ -147,7 +147,7 @@ def test_check_fails_on_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "examples").mkdir()
     (tmp_path / crd.EXAMPLE).write_text("kind: InferenceService\n", encoding="utf-8")
     assert crd.main(["--check", "--root", str(tmp_path)]) == 1
-    assert "run python -m pratique_operator.crd" in capsys.readouterr().out
+    assert "run python -m pratique_operator.api.crd" in capsys.readouterr().out
     assert crd.main(["--root", str(tmp_path)]) == 0
     assert crd.main(["--check", "--root", str(tmp_path)]) == 0
     written = next((tmp_path / "crds").iterdir())

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from pratique_operator.declaration import (
+from pratique_operator.api.engine_types import EngineSpec
+from pratique_operator.api.source_types import ModelSpec
+from pratique_operator.api.types import InferenceServiceSpec, LimitsSpec, parse_spec
+from pratique_operator.release.declaration import (
     ENGINE_NOT_DECLARED,
     LIMITS_DECLARED,
     MODEL_NOT_DECLARED,
     digest_declaration,
 )
-from pratique_operator.engine_types import EngineSpec
-from pratique_operator.references import Reference, References
-from pratique_operator.source_types import ModelSpec
-from pratique_operator.types import InferenceServiceSpec, LimitsSpec, parse_spec
+from pratique_operator.release.references import Reference, References
 
 BASE: dict[str, Any] = {"model": {"uri": "file:///models/x"}}
 DECLARED: dict[str, dict[str, Any]] = {

@@ -7,11 +7,11 @@ import yaml
 
 from pratique_contract import constants
 from pratique_contract.sources import cache_folder
+from pratique_operator.api.types import parse_spec
 from pratique_operator.config import OperatorConfig
 from pratique_operator.desired import children as build
 from pratique_operator.desired.pod import build_pod_template
 from pratique_operator.errors import InvalidSpecError
-from pratique_operator.types import parse_spec
 from tests.unit.operator.worlds import CONFIG, make_owner, make_target
 
 HASH = constants.ANNOTATION_SPEC_HASH

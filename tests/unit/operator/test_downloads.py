@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pratique_contract import Reason, Verdict, VerdictResult
-from pratique_operator.containers import Finding
-from pratique_operator.downloads import SILENT, Pace, is_only_progress
 from pratique_operator.observe import Snapshot, rollout_state
-from pratique_operator.pods import PodFacts
-from pratique_operator.rollout import plan_rollout
-from pratique_operator.status import StatusResult, compute_status
+from pratique_operator.pods.containers import Finding
+from pratique_operator.pods.downloads import SILENT, Pace, is_only_progress
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.reporting.status import StatusResult, compute_status
+from pratique_operator.rollout.planner import plan_rollout
 from tests.unit.operator.worlds import NOW, make_deployment, make_pod, make_snapshot, make_target, ready_pod
 
 HUB = {"model": {"uri": "hf://owner/name", "revision": "a" * 40}}

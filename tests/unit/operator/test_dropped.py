@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pratique_operator.dropped import FIELDS_MAX, LAST_APPLIED, find_dropped
+from pratique_operator.reporting.dropped import FIELDS_MAX, LAST_APPLIED, find_dropped
 from tests.unit.operator.worlds import make_owner
 
 

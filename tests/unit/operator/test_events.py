@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pratique_operator.events import build_event, compute_events
+from pratique_operator.reporting.events import build_event, compute_events
 from tests.unit.operator.worlds import make_owner
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_contract.verdict import Reverification
-from pratique_operator.containers import Finding
-from pratique_operator.pods import PodFacts, observe_pod
+from pratique_operator.pods.containers import Finding
+from pratique_operator.pods.facts import PodFacts, observe_pod
 from tests.unit.operator.worlds import NOW
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pratique_operator import queue as queue_module
 from pratique_operator.errors import UnavailableError
-from pratique_operator.observe import Key
+from pratique_operator.kinds import Key
 from pratique_operator.queue import ReconcileQueue
 from pratique_operator.reconcile import Outcome
 

@@ -4,10 +4,9 @@ from typing import cast
 
 from pratique_operator.cluster import Cluster
 from pratique_operator.errors import UnavailableError
-from pratique_operator.kinds import Kind
-from pratique_operator.observe import Key
-from pratique_operator.references import Reference
-from pratique_operator.referred import ReferredObjects
+from pratique_operator.kinds import Key, Kind
+from pratique_operator.release.references import Reference
+from pratique_operator.release.referred import ReferredObjects
 
 RECORD, SECRET = Reference("ConfigMap", "record"), Reference("Secret", "record")
 ONE, TWO, FAR = Key("ns", "one"), Key("ns", "two"), Key("other", "one")

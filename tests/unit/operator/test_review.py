@@ -9,9 +9,9 @@ from pratique_contract import ReleaseRecord
 from pratique_contract.review import REQUIRED_TESTS, Review, ReviewedDifference, ReviewTest
 from pratique_operator import names
 from pratique_operator.observe import Snapshot, rollout_state
-from pratique_operator.review import Candidate, ReviewState, compute_review, served_at
-from pratique_operator.rollout import plan_rollout
-from pratique_operator.status import compute_status
+from pratique_operator.release.review import Candidate, ReviewState, compute_review, served_at
+from pratique_operator.reporting.status import compute_status
+from pratique_operator.rollout.planner import plan_rollout
 from tests.support.releases import make_manifest, make_record
 from tests.unit.operator.worlds import NOW, make_deployment, make_snapshot, make_target, ready_pod
 

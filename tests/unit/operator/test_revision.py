@@ -9,11 +9,11 @@ from pratique_contract import ServingSpec, constants
 from pratique_contract.review import Review
 from pratique_contract.serving import AdapterSource, DownloadSpec, ModelSource, ReverifySpec, TokenizerSource
 from pratique_contract.sources import cache_folder
+from pratique_operator.api.types import parse_spec
 from pratique_operator.config import OperatorConfig
+from pratique_operator.desired.revision import Target, compute_target
 from pratique_operator.errors import InvalidSpecError, RecordError
-from pratique_operator.references import Reference, References, required_references
-from pratique_operator.revision import Target, compute_target
-from pratique_operator.types import parse_spec
+from pratique_operator.release.references import Reference, References, required_references
 from tests.support.releases import make_record
 
 CONFIG = OperatorConfig(server_image="registry/server:1", allow_file_sources=True)

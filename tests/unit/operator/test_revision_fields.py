@@ -12,10 +12,10 @@ from typing import Any, Final, get_args
 import pytest
 
 from pratique_contract.model import ContractModel
+from pratique_operator.api.types import InferenceServiceSpec, parse_spec
 from pratique_operator.config import OperatorConfig
-from pratique_operator.references import References, required_references
-from pratique_operator.revision import compute_target
-from pratique_operator.types import InferenceServiceSpec, parse_spec
+from pratique_operator.desired.revision import compute_target
+from pratique_operator.release.references import References, required_references
 from tests.support.releases import make_record
 
 CONFIG = OperatorConfig(server_image="registry/server:1", allow_file_sources=True)

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from pratique_operator.rollout import Plan, RevisionState, RolloutState, Strategy, plan_rollout
-from pratique_operator.simulation import World, simulate
+from pratique_operator.rollout.planner import Plan, RevisionState, RolloutState, Strategy, plan_rollout
+from pratique_operator.rollout.simulation import World, simulate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BEFORE = NOW - timedelta(hours=1)

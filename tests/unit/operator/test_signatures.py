@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
 from pratique_contract import constants
 from pratique_contract.signature import format_signature
+from pratique_operator.api.types import parse_spec
 from pratique_operator.config import OperatorConfig
+from pratique_operator.desired.revision import Target, compute_target
 from pratique_operator.errors import InvalidSpecError, RecordError, SignatureInvalidError
-from pratique_operator.findings import find_problem
-from pratique_operator.references import Reference, References, required_references
-from pratique_operator.revision import Target, compute_target
-from pratique_operator.types import parse_spec
+from pratique_operator.release.references import Reference, References, required_references
+from pratique_operator.reporting.findings import find_problem
 from tests.support.releases import make_record
 from tests.unit.operator.worlds import make_snapshot
 

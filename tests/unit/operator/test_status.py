@@ -9,12 +9,12 @@ import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_contract.verdict import Reverification
-from pratique_operator.dropped import LAST_APPLIED
 from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.observe import Snapshot, rollout_state
-from pratique_operator.pods import Finding, PodFacts
-from pratique_operator.rollout import plan_rollout
-from pratique_operator.status import compute_status, merge_patch
+from pratique_operator.pods.facts import Finding, PodFacts
+from pratique_operator.reporting.dropped import LAST_APPLIED
+from pratique_operator.reporting.status import compute_status, merge_patch
+from pratique_operator.rollout.planner import plan_rollout
 from tests.unit.operator.worlds import (
     NOW,
     failing_pod,

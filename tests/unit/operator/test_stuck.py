@@ -10,9 +10,9 @@ import pytest
 from pratique_contract import Reason
 from pratique_operator import kinds
 from pratique_operator.cluster import Cluster
-from pratique_operator.containers import Finding
-from pratique_operator.pods import PodFacts
-from pratique_operator.stuck import PODS_MAX, explain_stuck
+from pratique_operator.pods.containers import Finding
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.pods.stuck import PODS_MAX, explain_stuck
 from tests.unit.operator.worlds import NOW
 
 Event = dict[str, Any]

@@ -10,15 +10,15 @@ from pratique_contract.golden import GoldenRecord
 from pratique_contract.record import RECORD_BYTES_MAX
 from pratique_contract.review import Review
 from pratique_operator import kinds, names
-from pratique_operator.approval import find_trust_problem
 from pratique_operator.desired.children import build_recorded
 from pratique_operator.errors import RecordError
-from pratique_operator.events import compute_events
 from pratique_operator.observe import Snapshot, rollout_state
-from pratique_operator.pods import PodFacts
-from pratique_operator.rollout import plan_rollout
-from pratique_operator.status import compute_status
-from pratique_operator.trust import Offer, RecordAnswer, observe_recorded, pin_lost, stale_config_maps
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.release.trust import Offer, RecordAnswer, observe_recorded, pin_lost, stale_config_maps
+from pratique_operator.reporting.approval import find_trust_problem
+from pratique_operator.reporting.events import compute_events
+from pratique_operator.reporting.status import compute_status
+from pratique_operator.rollout.planner import plan_rollout
 from tests.support.releases import make_manifest, make_record
 from tests.unit.operator.worlds import NOW, make_deployment, make_owner, make_pod, make_snapshot, make_target
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from pratique_operator.api.types import parse_spec
 from pratique_operator.errors import InvalidSpecError
-from pratique_operator.types import parse_spec
 
 MODEL = {"model": {"uri": "pvc://m"}}
 

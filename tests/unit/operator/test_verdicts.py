@@ -16,12 +16,12 @@ import pytest
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_contract.record import RECORD_BYTES_MAX
 from pratique_contract.verdict import Evidence
-from pratique_operator import records
 from pratique_operator.cluster import ApiCluster
 from pratique_operator.errors import RejectedError, UnavailableError
-from pratique_operator.pods import PodFacts
-from pratique_operator.trust import RecordAnswer
-from pratique_operator.verdicts import PODS_MAX, TEXT_CHARS_MAX, VerdictReader, read_direct
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.pods.verdicts import PODS_MAX, TEXT_CHARS_MAX, VerdictReader, read_direct
+from pratique_operator.release import records
+from pratique_operator.release.trust import RecordAnswer
 
 VERDICT = Verdict(result=VerdictResult.FAIL, reason=Reason.MODEL_MISMATCH, message="one byte")
 # The management port is fixed, so the stand-in pod has a loopback address of its own.

@@ -5,15 +5,16 @@ from typing import Any
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_operator import kinds, labels, names
+from pratique_operator.api.types import parse_spec
 from pratique_operator.config import OperatorConfig
+from pratique_operator.desired.revision import Target, compute_target
 from pratique_operator.errors import InvalidSpecError, RecordError
-from pratique_operator.observe import Key, Snapshot, observe_review
-from pratique_operator.pods import PodFacts
-from pratique_operator.records import observe_offers
-from pratique_operator.references import References
-from pratique_operator.revision import Target, compute_target
-from pratique_operator.trust import RecordAnswer, Recorded, Trust, observe_recorded
-from pratique_operator.types import parse_spec
+from pratique_operator.kinds import Key
+from pratique_operator.observe import Snapshot, observe_review
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.release.records import observe_offers
+from pratique_operator.release.references import References
+from pratique_operator.release.trust import RecordAnswer, Recorded, Trust, observe_recorded
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 KEY = Key("ns", "svc")

@@ -11,12 +11,12 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from pratique_contract.model import ContractModel
 from pratique_contract.sources import FETCHED_SCHEMES
-from pratique_operator.engine_types import EngineSpec, QuantizationSpec
+from pratique_operator.api.engine_types import EngineSpec, QuantizationSpec
+from pratique_operator.api.pod_types import LocalRef, PodTemplate
+from pratique_operator.api.release_types import ReleaseSpec
+from pratique_operator.api.schema import PositiveInt, cel, rules
+from pratique_operator.api.source_types import ChatTemplateSpec, DownloadSpec, ModelSpec, TokenizerSpec
 from pratique_operator.errors import InvalidSpecError
-from pratique_operator.pod_types import LocalRef, PodTemplate
-from pratique_operator.release_types import ReleaseSpec
-from pratique_operator.schema import PositiveInt, cel, rules
-from pratique_operator.source_types import ChatTemplateSpec, DownloadSpec, ModelSpec, TokenizerSpec
 
 REPLICAS_MAX: Final = 1000
 SERVICE_NAME_MAX: Final = 50

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_operator import names
-from pratique_operator.containers import Finding, clip, find_fetcher_trouble, find_server_trouble
+from pratique_operator.pods.containers import Finding, clip, find_fetcher_trouble, find_server_trouble
 
 Manifest = dict[str, Any]
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 from pratique_contract import constants
 from pratique_contract.sources import cache_folder, is_fetched, scheme_of
 from pratique_operator import names
+from pratique_operator.api.source_types import CacheSpec
+from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.errors import InvalidSpecError
-from pratique_operator.source_types import CacheSpec
-from pratique_operator.types import InferenceServiceSpec
 
 Manifest = dict[str, Any]
 

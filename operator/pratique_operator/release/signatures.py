@@ -12,11 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pratique_contract import constants
 from pratique_contract.signature import SignatureError
+from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import SignatureInvalidError
-from pratique_operator.public_keys import PublicKeyError, is_signed_by, parse_public_keys, pem_blocks
-from pratique_operator.references import RECORD_FIELD, Reference, References, signature_key
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.release.public_keys import PublicKeyError, is_signed_by, parse_public_keys, pem_blocks
+from pratique_operator.release.references import RECORD_FIELD, Reference, References, signature_key
 
 SIGNATURE_FIELD: Final = "spec.release.signature"
 

@@ -9,13 +9,14 @@ from typing import Any
 from pratique_contract import constants
 from pratique_contract.canonical import JSON_ERRORS
 from pratique_contract.record import RECORD_BYTES_MAX, RecordError, ReleaseRecord
-from pratique_operator import kinds, names, pod_http
+from pratique_operator import kinds, names
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import ApiError, UnavailableError
-from pratique_operator.pods import PodFacts
-from pratique_operator.review import RecordOf
-from pratique_operator.trust import (
+from pratique_operator.pods import pod_http
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.release.review import RecordOf
+from pratique_operator.release.trust import (
     HTTP_ACCEPTED,
     HTTP_OK,
     Children,

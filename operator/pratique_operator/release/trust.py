@@ -17,9 +17,9 @@ from pratique_contract import Reason, constants
 from pratique_contract.canonical import JSON_ERRORS, short_digest
 from pratique_contract.record import RecordError, ReleaseRecord
 from pratique_operator import kinds, names
-from pratique_operator.containers import Finding
-from pratique_operator.pods import PodFacts
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.api.types import InferenceServiceSpec
+from pratique_operator.pods.containers import Finding
+from pratique_operator.pods.facts import PodFacts
 
 Manifest = dict[str, Any]
 Children = Mapping[tuple[str, str], Manifest]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from pratique_contract.model import ContractModel
-from pratique_operator.schema import DataKey, ObjectName, PassThrough, Quantity, Shape, ShortText, cel, rules
+from pratique_operator.api.schema import DataKey, ObjectName, PassThrough, Quantity, Shape, ShortText, cel, rules
 
 # Set by the operator itself, or able to change what the process loads behind the gate's back.
 RESERVED_ENV: Final = ("HOME", "HF_HUB_OFFLINE", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_LIBRARY_PATH", "TMPDIR")

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
 from pratique_contract import Reason
-from pratique_operator.pods import PodFacts
-from pratique_operator.status_types import DOWNLOADS_MAX, PodDownload
+from pratique_operator.api.status_types import DOWNLOADS_MAX, PodDownload
+from pratique_operator.pods.facts import PodFacts
 
 Manifest = dict[str, Any]
 

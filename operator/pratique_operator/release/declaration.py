@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from pratique_contract.canonical import digest_bytes, digest_json
 from pratique_contract.model import ContractModel
-from pratique_operator.references import References, chat_template_text
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.api.types import InferenceServiceSpec
+from pratique_operator.release.references import References, chat_template_text
 
 # Of a section that is not declared as a whole: what of it is (limits), or what of it is not (model, engine).
 LIMITS_DECLARED: Final = frozenset({"max_prompt_tokens", "max_output_tokens"})

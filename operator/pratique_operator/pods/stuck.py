@@ -12,8 +12,8 @@ from typing import Any, Final
 from pratique_contract import Reason
 from pratique_operator import kinds
 from pratique_operator.cluster import Cluster
-from pratique_operator.containers import Finding, clip
-from pratique_operator.pods import PodFacts
+from pratique_operator.pods.containers import Finding, clip
+from pratique_operator.pods.facts import PodFacts
 
 STUCK_AFTER: Final = timedelta(seconds=10)
 MOUNT_FAILED_AFTER: Final = timedelta(seconds=20)

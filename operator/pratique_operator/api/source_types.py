@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from pratique_contract.model import ContractModel
-from pratique_operator.pod_types import KeyRef, LocalRef
-from pratique_operator.schema import ObjectName, Shape, Size, cel, rules
+from pratique_operator.api.pod_types import KeyRef, LocalRef
+from pratique_operator.api.schema import ObjectName, Shape, Size, cel, rules
 
 URI_MAX: Final = 1024
 CHAT_TEMPLATE_CHARS_MAX: Final = 256 * 1024

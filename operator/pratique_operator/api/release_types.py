@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field
 
 from pratique_contract.canonical import DIGEST_PATTERN
 from pratique_contract.model import ContractModel
-from pratique_operator.pod_types import KeyRef, LocalRef
-from pratique_operator.schema import Shape, cel, rules
+from pratique_operator.api.pod_types import KeyRef, LocalRef
+from pratique_operator.api.schema import Shape, cel, rules
 
 
 class SignatureSpec(ContractModel):

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from pratique_contract.canonical import JSON_ERRORS
-from pratique_operator.types import InferenceServiceSpec, field_path
+from pratique_operator.api.types import InferenceServiceSpec, field_path
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 FIELDS_MAX: Final = 10

@@ -10,10 +10,7 @@ from typing import Final
 from pratique_contract import Reason
 from pratique_contract.canonical import short_digest
 from pratique_contract.reasons import GATE_REASONS
-from pratique_operator.containers import Finding
-from pratique_operator.errors import OtherRecordedError
-from pratique_operator.observe import Snapshot
-from pratique_operator.status_types import (
+from pratique_operator.api.status_types import (
     UNCOVERED_MAX,
     ConditionStatus,
     DifferenceStatus,
@@ -21,7 +18,10 @@ from pratique_operator.status_types import (
     ReviewStatus,
     UncoveredStatus,
 )
-from pratique_operator.trust import Recorded, find_stranger
+from pratique_operator.errors import OtherRecordedError
+from pratique_operator.observe import Snapshot
+from pratique_operator.pods.containers import Finding
+from pratique_operator.release.trust import Recorded, find_stranger
 
 MESSAGE_CHARS_MAX: Final = 500
 _REFUSED: Final = GATE_REASONS | {Reason.RECORD_MISSING, Reason.SIGNATURE_INVALID}

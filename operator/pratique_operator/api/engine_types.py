@@ -7,7 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from pratique_contract.manifest import DType
 from pratique_contract.model import ContractModel
 from pratique_contract.serving import KEEP_PATTERN, QuantizationMethod
-from pratique_operator.schema import PositiveInt, Shape, Size, cel, rules
+from pratique_operator.api.schema import PositiveInt, Shape, Size, cel, rules
 
 # Engine flags that would change which release runs, or how the pod is reached and proved.
 REFUSED_FLAGS: Final = (

@@ -9,14 +9,14 @@ from typing import Final
 
 from pratique_contract import PART_REASONS, Reason
 from pratique_contract.reasons import DOWNLOAD_REASONS, GATE_REASONS
-from pratique_operator.approval import find_hold, find_recording, find_trust_problem
-from pratique_operator.containers import Finding
-from pratique_operator.downloads import SILENT
+from pratique_operator.api.status_types import PodDownload
 from pratique_operator.errors import InvalidSpecError, RecordError, SignatureInvalidError
 from pratique_operator.observe import Snapshot
-from pratique_operator.pods import PodFacts
-from pratique_operator.rollout import Plan, RolloutState
-from pratique_operator.status_types import PodDownload
+from pratique_operator.pods.containers import Finding
+from pratique_operator.pods.downloads import SILENT
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.reporting.approval import find_hold, find_recording, find_trust_problem
+from pratique_operator.rollout.planner import Plan, RolloutState
 
 _ORDER: Final = (
     *PART_REASONS.values(),

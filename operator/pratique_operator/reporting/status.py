@@ -17,22 +17,7 @@ from typing import Any, Final
 from pratique_contract import Reason, constants
 from pratique_contract.reasons import GATE_REASONS
 from pratique_operator import labels, names
-from pratique_operator.approval import (
-    is_approved,
-    recorded_status,
-    review_condition,
-    review_status,
-    verified_condition,
-)
-from pratique_operator.containers import Finding
-from pratique_operator.downloads import compute_downloads
-from pratique_operator.dropped import find_dropped
-from pratique_operator.findings import deadline_of, find_failing, find_problem, find_wait
-from pratique_operator.observe import Snapshot, rollout_state
-from pratique_operator.pods import PodFacts
-from pratique_operator.revision import Target
-from pratique_operator.rollout import Plan, RolloutState
-from pratique_operator.status_types import (
+from pratique_operator.api.status_types import (
     VERDICTS_MAX,
     Condition,
     ConditionStatus,
@@ -42,6 +27,21 @@ from pratique_operator.status_types import (
     RevisionStatus,
     RolloutStatus,
 )
+from pratique_operator.desired.revision import Target
+from pratique_operator.observe import Snapshot, rollout_state
+from pratique_operator.pods.containers import Finding
+from pratique_operator.pods.downloads import compute_downloads
+from pratique_operator.pods.facts import PodFacts
+from pratique_operator.reporting.approval import (
+    is_approved,
+    recorded_status,
+    review_condition,
+    review_status,
+    verified_condition,
+)
+from pratique_operator.reporting.dropped import find_dropped
+from pratique_operator.reporting.findings import deadline_of, find_failing, find_problem, find_wait
+from pratique_operator.rollout.planner import Plan, RolloutState
 
 Manifest = dict[str, Any]
 MESSAGE_CHARS_MAX: Final = 2000

@@ -12,15 +12,15 @@ from pratique_contract import ServingSpec, constants
 from pratique_contract.canonical import digest_bytes, digest_json, short_digest
 from pratique_contract.record import ReleaseRecord
 from pratique_operator import names
+from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.config import OperatorConfig
-from pratique_operator.declaration import digest_declaration
 from pratique_operator.desired.pod import build_pod_template, image_of, name_revision
 from pratique_operator.desired.serving import build_serving
 from pratique_operator.errors import InvalidSpecError, OtherRecordedError
-from pratique_operator.references import References, digest_references, inline_chat_template, read_record
-from pratique_operator.signatures import check_signature
-from pratique_operator.trust import Recorded, trusts_first
-from pratique_operator.types import InferenceServiceSpec
+from pratique_operator.release.declaration import digest_declaration
+from pratique_operator.release.references import References, digest_references, inline_chat_template, read_record
+from pratique_operator.release.signatures import check_signature
+from pratique_operator.release.trust import Recorded, trusts_first
 
 # The API server refuses ConfigMaps over 1 MiB; leave room for metadata.
 CONFIG_BYTES_MAX = 1_000_000

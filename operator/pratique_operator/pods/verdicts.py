@@ -17,11 +17,11 @@ from typing import Final
 
 from pratique_contract import Verdict, constants
 from pratique_contract.canonical import JSON_ERRORS
-from pratique_operator import pod_http
 from pratique_operator.cluster import Cluster
 from pratique_operator.config import OperatorConfig
 from pratique_operator.errors import OperatorError, UnavailableError
-from pratique_operator.pods import PodFacts
+from pratique_operator.pods import pod_http
+from pratique_operator.pods.facts import PodFacts
 
 LOG = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from pratique_contract import constants
 from pratique_contract.canonical import digest_bytes, digest_json
 from pratique_contract.record import RecordError as ContractRecordError
 from pratique_contract.record import ReleaseRecord
+from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.errors import InvalidSpecError, RecordError
-from pratique_operator.types import InferenceServiceSpec
 
 RECORD_FIELD: Final = "spec.release.recordRef"
 

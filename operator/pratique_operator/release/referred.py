@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pratique_operator import kinds
 from pratique_operator.cluster import Cluster
 from pratique_operator.errors import OperatorError
-from pratique_operator.observe import Key
-from pratique_operator.references import Reference
+from pratique_operator.kinds import Key
+from pratique_operator.release.references import Reference
 
 LOG = logging.getLogger(__name__)
 

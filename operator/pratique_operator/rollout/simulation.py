@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from pratique_operator.rollout import Plan, RevisionState, RolloutState, plan_rollout
+from pratique_operator.rollout.planner import Plan, RevisionState, RolloutState, plan_rollout
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
