@@ -22,9 +22,9 @@ import torch
 from safetensors.torch import save_file
 
 from bench.conditions import cpu_seconds, describe_host
+from pratique_server.artifacts.files import hash_bytes_file
 from pratique_server.engine.safetensors_file import read_safetensors
 from pratique_server.engine.weights import read_files
-from pratique_server.release.files import hash_bytes_file
 
 RESULTS: Final = Path(__file__).parent / "results"
 SHARDS: Final = 4

@@ -7,10 +7,10 @@ from pratique_cli.errors import CliError, missing_extra
 
 # Action: the module and function that does it.
 _ACTIONS: Final[dict[str, tuple[str, str]]] = {
-    "build": ("pratique_server.release.offline", "build_release"),
-    "record": ("pratique_server.release.offline", "record_release"),
-    "extend": ("pratique_server.release.offline", "extend_record"),
-    "verify": ("pratique_server.gate.offline", "verify_release"),
+    "build": ("pratique_server.offline.loading", "build_release"),
+    "record": ("pratique_server.offline.loading", "record_release"),
+    "extend": ("pratique_server.offline.loading", "extend_record"),
+    "verify": ("pratique_server.offline.verification", "verify_release"),
     "review": ("pratique_server.review.run", "run_tests"),
 }
 
@@ -25,10 +25,10 @@ def run_offline(action: str, *arguments: Any, **options: Any) -> Any:
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     module, name = _ACTIONS[action]
     try:
+        from pratique_server.artifacts.errors import ReleaseError
         from pratique_server.engine.protocol import EngineError
         from pratique_server.errors import PratiqueError
         from pratique_server.imports import import_large
-        from pratique_server.release.errors import ReleaseError
         from pratique_server.text.tokenizer import TokenizerError
 
         import_large(module)

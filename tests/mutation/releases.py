@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pratique_contract.record import ReleaseRecord
-from pratique_server.release.offline import record_release
+from pratique_server.offline.loading import record_release
 from tests.integration.server.running import make_spec
 from tests.support.adapters import make_adapter
 from tests.support.models import tiny_model

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pratique_contract.serving import AdapterSource, ModelSource
+from pratique_server.artifacts.files import LoadedFile
 from pratique_server.engine.lora_config import CONFIG_FILE, LoraConfig, parse_config
-from pratique_server.engine.protocol import LoadedAdapter, LoadedFile, LoadError
+from pratique_server.engine.protocol import LoadedAdapter, LoadError
 from pratique_server.engine.safetensors_file import read_safetensors
 from pratique_server.engine.weights import is_pickled_weights, listed, read_bytes
 

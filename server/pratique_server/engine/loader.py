@@ -20,13 +20,13 @@ from transformers.utils import logging as transformers_logging
 
 from pratique_contract.manifest import DType
 from pratique_contract.serving import ModelSource, QuantizationSpec
+from pratique_server.artifacts.files import CONFIG_OMITTED, JSON_ERRORS, LoadedFile, hash_json_bytes
 from pratique_server.engine.adapters import merge_adapters
 from pratique_server.engine.architecture import CONFIG_FILE, Architecture, choose_architecture
-from pratique_server.engine.protocol import LoadedAdapter, LoadedFile, LoadError
+from pratique_server.engine.protocol import LoadedAdapter, LoadError
 from pratique_server.engine.quantization import AppliedQuantization, apply_quantization
 from pratique_server.engine.remote_code import read_data_files, read_remote_code
 from pratique_server.engine.weights import ReadingFacts, listed, read_bytes, read_weights
-from pratique_server.release.files import CONFIG_OMITTED, JSON_ERRORS, hash_json_bytes
 
 ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
 # Where quantizers keep their settings, in the configuration or beside it.

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pratique_server.engine.protocol import LoadedFile, LoadError
-from pratique_server.release.files import JSON_ERRORS, hash_json_bytes
+from pratique_server.artifacts.files import JSON_ERRORS, LoadedFile, hash_json_bytes
+from pratique_server.engine.protocol import LoadError
 
 CONFIG_FILE: Final = "adapter_config.json"
 # Only names the program that wrote the file.

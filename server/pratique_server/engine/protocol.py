@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pratique_server.artifacts.files import LoadedFile
+
 
 class FinishReason(StrEnum):
     """Why an engine ended a request by itself. Cancellation and failure are not finishes; they end the stream otherwise."""
@@ -98,17 +100,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     stale_outputs: int = 0
     heartbeat_age_seconds: float = 0.0
-
-
-class LoadedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file the engine read: path relative to the model folder, the number of bytes hashed, ``sha256:`` digest, and (for
-    JSON) the fields left out because another manifest part owns them. See ``FileEntry`` in the contract."""
-
-    path: str
-    size: int
-    sha256: str
-    form: str = "bytes"
-    omitted: list[str] = []
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,15 +19,16 @@ from typing import Any, Final
 
 import msgspec
 
-from pratique_server.engine.protocol import LoadedFile, LoadError
-from pratique_server.engine.weights import INDEX_FILE, SINGLE_FILE, read_bytes
-from pratique_server.release.files import (
+from pratique_server.artifacts.files import (
     JSON_ERRORS,
     TOKENIZER_BYTE_FILES,
     TOKENIZER_JSON_FILES,
+    LoadedFile,
     hash_bytes,
     hash_bytes_file,
 )
+from pratique_server.engine.protocol import LoadError
+from pratique_server.engine.weights import INDEX_FILE, SINGLE_FILE, read_bytes
 
 _PACKAGE_PREFIX: Final = "pratique_model_code_"
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import torch
 
+from pratique_server.artifacts.files import JSON_ERRORS, LoadedFile
 from pratique_server.engine.hashing import CHUNK_BYTES, Digest, open_digest
-from pratique_server.engine.protocol import LoadedFile, LoadError
-from pratique_server.release.files import JSON_ERRORS
+from pratique_server.engine.protocol import LoadError
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
     "F64": torch.float64,

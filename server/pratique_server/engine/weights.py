@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import torch
 
-from pratique_server.engine.protocol import LoadedFile, LoadError
+from pratique_server.artifacts.files import JSON_ERRORS, LoadedFile, hash_json_bytes, is_pickle
+from pratique_server.engine.protocol import LoadError
 from pratique_server.engine.safetensors_file import read_safetensors
 from pratique_server.engine.threads import available_cores
-from pratique_server.release.files import JSON_ERRORS, hash_json_bytes, is_pickle
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"

@@ -13,6 +13,7 @@ from lzma import LZMAError
 from pathlib import Path
 from typing import Final, cast
 
+from pratique_server.artifacts.files import PICKLE_SUFFIXES
 from pratique_server.fetch.errors import CorruptError, DiskFullError, FetchError
 from pratique_server.fetch.progress import size_text
 from pratique_server.fetch.selection import (
@@ -22,7 +23,6 @@ from pratique_server.fetch.selection import (
     select,
     shown,
 )
-from pratique_server.release.files import PICKLE_SUFFIXES
 
 _CHUNK_BYTES: Final = 1024 * 1024
 _WHITEOUT: Final = ".wh."

@@ -8,6 +8,7 @@ from typing import Final
 
 import httpx
 
+from pratique_server.artifacts.files import is_pickle
 from pratique_server.fetch.archive import extract, settle
 from pratique_server.fetch.errors import DiskFullError, FetchError
 from pratique_server.fetch.hashing import hash_file
@@ -19,7 +20,6 @@ from pratique_server.fetch.selection import Selection, require_usable, shown
 from pratique_server.fetch.store import ARCHIVES_FOLDER, Receipt, ReceiptFile, Store, source_key
 from pratique_server.fetch.targets import Target
 from pratique_server.fetch.transfer import FetchedFile, Transfer, TransferLimits
-from pratique_server.release.files import is_pickle
 
 STAGING_FOLDER: Final = f"{ARCHIVES_FOLDER}/staged"
 # File systems want some room of their own; a volume filled to the last byte makes trouble for everybody on it.

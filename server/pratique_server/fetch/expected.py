@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pratique_contract.manifest import FileEntry, ReleaseManifest
-from pratique_server.release.files import hash_json_file
+from pratique_server.artifacts.files import hash_json_file
 
 JSON_BYTES_MAX: Final = 512 * 1024 * 1024
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
+from pratique_server.artifacts.files import is_pickle
 from pratique_server.fetch.errors import FetchError
-from pratique_server.release.files import is_pickle
 
 TEXT_SUFFIXES: Final = (".json", ".jinja", ".model", ".tiktoken")
 TOKENIZER_TEXTS: Final = ("vocab.txt", "merges.txt", "bpe.codes")

@@ -14,7 +14,7 @@ from pratique_server.gate.client import ProbeClient
 from pratique_server.gate.errors import BusyError, CheckFailedError
 from pratique_server.gate.outputs import check_answer, check_golden
 from pratique_server.gate.stream import StreamReport
-from pratique_server.release.recorder import ConversationRenderer, TokenDecoder
+from pratique_server.text.protocols import ConversationRenderer, TokenDecoder
 
 BUSY_RETRY_SECONDS: Final = 0.2
 

@@ -17,7 +17,7 @@ from pratique_server.gate.differences import (
     show_text,
 )
 from pratique_server.gate.errors import CheckFailedError
-from pratique_server.release.recorder import ConversationRenderer
+from pratique_server.text.protocols import ConversationRenderer
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -11,13 +11,13 @@ from typing import Final
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
+from pratique_server.artifacts.errors import RecordingError
 from pratique_server.gate.cases import CaseRunner, LoadedRenderer
 from pratique_server.gate.differences import first_difference, show_ids
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.gate.identity import check_manifest, describe_golden
 from pratique_server.gate.outputs import require_enough
 from pratique_server.gate.rendering import check_all_renderings
-from pratique_server.release.errors import RecordingError
 from pratique_server.release.prompts import FIXTURES
 
 ANSWER_TOKENS: Final = 8

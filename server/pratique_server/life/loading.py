@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pratique_contract import PART_REASONS, Reason, ReleaseManifest, ServingSpec
+from pratique_server.artifacts.errors import ManifestError
 from pratique_server.engine.protocol import Engine, EngineDeadError, EngineError, EngineIdentity, LoadError
 from pratique_server.errors import TemplateError
 from pratique_server.release.builder import build_manifest
-from pratique_server.release.errors import ManifestError
 from pratique_server.text import Renderer, Tokenizer, TokenizerError, load_chat_template
 
 

@@ -16,13 +16,13 @@ from typing import Final
 from pratique_contract.canonical import digest_bytes
 from pratique_contract.record import RecordError, ReleaseRecord
 from pratique_contract.serving import ServingSpec
+from pratique_server.artifacts.errors import ReleaseError
 from pratique_server.engine.protocol import EngineError
 from pratique_server.errors import PratiqueError
+from pratique_server.gate.making import add_outputs, engine_generate, make_record
 from pratique_server.life.idle import GaveWayError, IdleTime
 from pratique_server.life.loading import Loaded
-from pratique_server.release.errors import ReleaseError
 from pratique_server.release.greedy import GreedyRun
-from pratique_server.release.making import add_outputs, engine_generate, make_record
 from pratique_server.release.recorder import Generate
 
 # All of one recording, waiting for idle time included: who asks gets an answer the same hour.

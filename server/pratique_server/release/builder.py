@@ -27,8 +27,9 @@ from pratique_contract.manifest import (
     TokenizerPart,
 )
 from pratique_contract.serving import AdapterSource, ServingSpec
-from pratique_server.engine.protocol import EngineIdentity, LoadedAdapter, LoadedFile
-from pratique_server.release.errors import ManifestError
+from pratique_server.artifacts.errors import ManifestError
+from pratique_server.artifacts.files import LoadedFile
+from pratique_server.engine.protocol import EngineIdentity, LoadedAdapter
 from pratique_server.release.generation_defaults import find_not_applied
 from pratique_server.release.special_tokens import read_special_tokens
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pratique_server.release.errors import ManifestError
+from pratique_server.artifacts.errors import ManifestError
 
 _Rule = tuple[str, Callable[[float], bool]]
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pratique_server.artifacts.errors import RecordingError
 from pratique_server.engine.protocol import Engine, ExecutionRequest, FinishReason, SamplingRules, TokenLogprobs
-from pratique_server.release.errors import RecordingError
 
 
 @dataclass(frozen=True, kw_only=True)

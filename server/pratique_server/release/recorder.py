@@ -28,11 +28,12 @@ from pratique_contract.golden import (
     find_gaps,
 )
 from pratique_contract.manifest import ReleaseManifest
+from pratique_server.artifacts.errors import RecordingError
 from pratique_server.engine.protocol import FinishReason, RequestTooLargeError
 from pratique_server.errors import TemplateError
-from pratique_server.release.errors import RecordingError
 from pratique_server.release.greedy import GreedyRun
 from pratique_server.release.prompts import CANDIDATES, FIXTURES, LONG_CANDIDATES, TOOLS, Messages
+from pratique_server.text.protocols import ConversationRenderer, RenderedText, TokenDecoder
 
 CASES_WANTED: Final = 3
 CASE_TOKENS_MIN: Final = 8
@@ -56,27 +57,6 @@ class Generate(Protocol):
     """Runs one greedy request; ``name`` says which, for its id. Raises what ``run_greedy`` raises."""
 
     async def __call__(self, prompt_ids: Sequence[int], max_tokens: int, name: str) -> GreedyRun: ...
-
-
-class RenderedText(Protocol):
-    @property
-    def text(self) -> str: ...
-    @property
-    def ids(self) -> Sequence[int]: ...
-
-
-class ConversationRenderer(Protocol):
-    """Messages to text and ids, as the server's own request path does it; raises ``TemplateError`` when refused."""
-
-    def render(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
-    ) -> RenderedText: ...
-
-
-class TokenDecoder(Protocol):
-    """Ids to text; without the special tokens, as clients are shown it, or with them."""
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)

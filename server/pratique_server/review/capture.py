@@ -16,8 +16,8 @@ from pratique_server.engine.protocol import EngineError, FinishReason
 from pratique_server.engine.step_engine import ForcedSequence
 from pratique_server.errors import TemplateError
 from pratique_server.gate.company import Invariance
+from pratique_server.offline.loading import LoadedRelease
 from pratique_server.release.greedy import run_greedy
-from pratique_server.release.offline import LoadedRelease
 from pratique_server.review.errors import ReviewError
 from pratique_server.review.prompts import PromptSet
 

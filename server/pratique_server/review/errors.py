@@ -1,6 +1,6 @@
 """What running a review raises."""
 
-from pratique_server.release.errors import ReleaseError
+from pratique_server.artifacts.errors import ReleaseError
 
 
 class ReviewError(ReleaseError):

@@ -16,9 +16,9 @@ from pratique_contract.record import ReleaseRecord
 from pratique_contract.review import ReviewTest, TestKind, find_exceeded, find_mismatch
 from pratique_contract.serving import ServingSpec
 from pratique_server.gate.errors import CheckFailedError
-from pratique_server.gate.offline import replay_case
 from pratique_server.gate.outputs import check_golden
-from pratique_server.release.offline import LoadedRelease, load_release
+from pratique_server.offline.loading import LoadedRelease, load_release
+from pratique_server.offline.verification import replay_case
 from pratique_server.review import parity, rendering
 from pratique_server.review.capture import Answer, collect_answers, collect_logits, fit_in_memory, render_prompts
 from pratique_server.review.errors import ReviewError

@@ -14,8 +14,8 @@ from jinja2 import meta
 
 from pratique_contract import ServingSpec
 from pratique_contract.canonical import digest_bytes
+from pratique_server.artifacts.files import JSON_ERRORS
 from pratique_server.errors import TemplateError
-from pratique_server.release.files import JSON_ERRORS
 from pratique_server.text.sandbox import Budget, BudgetExceededError, make_environment, render_within
 
 __all__ = ["ChatTemplate", "TemplateError", "load_chat_template"]

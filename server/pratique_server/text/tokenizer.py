@@ -11,11 +11,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from pratique_server.engine.protocol import LoadedFile
+from pratique_server.artifacts.errors import ManifestError
+from pratique_server.artifacts.files import LoadedFile, hash_json_bytes
+from pratique_server.artifacts.tokenizer_files import TOKENIZER_CONFIG_FILE, TokenizerFiles, read_tokenizer_files
 from pratique_server.imports import import_large
-from pratique_server.release.errors import ManifestError
-from pratique_server.release.files import hash_json_bytes
-from pratique_server.release.tokenizer_files import TOKENIZER_CONFIG_FILE, TokenizerFiles, read_tokenizer_files
 
 # Settings of the compiled tokenizer that ``encode`` and ``decode`` never use.
 _UNUSED_SETTINGS = ("truncation", "padding", "post_processor")

@@ -24,9 +24,9 @@ from pratique_server.engine.protocol import (
     TokenLogprobs,
 )
 from pratique_server.engine.torch_engine.kv_storage import SequenceKv
-from pratique_server.gate.offline import verify_release
 from pratique_server.life.loading import ServedEngine, StartEngine
-from pratique_server.release.offline import record_release
+from pratique_server.offline.loading import record_release
+from pratique_server.offline.verification import verify_release
 from tests.integration.server.running import (
     make_spec,
     served_in_this_process,

@@ -12,13 +12,14 @@ from pratique_cli.specs import folder_spec
 from pratique_contract.manifest import PARTS, ReleaseManifest
 from pratique_contract.reasons import PART_REASONS, Reason
 from pratique_contract.serving import ServingSpec
+from pratique_server.artifacts.errors import ManifestError
+from pratique_server.artifacts.files import LoadedFile
 from pratique_server.engine.identity import make_identity
 from pratique_server.engine.loader import load_model
-from pratique_server.engine.protocol import EngineIdentity, LoadedAdapter, LoadedFile
-from pratique_server.gate.offline import verify_release
+from pratique_server.engine.protocol import EngineIdentity, LoadedAdapter
+from pratique_server.offline.loading import build_release, record_release
+from pratique_server.offline.verification import verify_release
 from pratique_server.release.builder import build_manifest
-from pratique_server.release.errors import ManifestError
-from pratique_server.release.offline import build_release, record_release
 from pratique_server.text.template import load_chat_template
 from pratique_server.text.tokenizer import Tokenizer
 from tests.support import mutations

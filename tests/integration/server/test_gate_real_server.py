@@ -16,7 +16,7 @@ from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_server.api.app import make_app
-from pratique_server.release.offline import record_release
+from pratique_server.offline.loading import record_release
 from tests.integration.server.running import make_spec, serving, start_in_this_process
 from tests.support import mutations
 from tests.support.broken_streams import BreakStreams, Events

@@ -10,7 +10,7 @@ import pytest
 from pratique_cli.load import Target, Tenant, make_trace, measure, run_trace
 from pratique_cli.review.workload import LIMITS, Pace, run_workload
 from pratique_contract.record import ReleaseRecord
-from pratique_server.release.offline import build_release
+from pratique_server.offline.loading import build_release
 from tests.integration.server.running import make_spec, serving
 from tests.support import mutations
 from tests.support.adapters import make_adapter

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from pratique_contract.manifest import FileEntry
 from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec
+from pratique_server.artifacts.files import CONFIG_OMITTED, hash_json_file
 from pratique_server.fetch.errors import FetchError
 from pratique_server.fetch.expected import Expected
 from pratique_server.fetch.selection import Wanted
 from pratique_server.fetch.store import Receipt, Store
 from pratique_server.fetch.targets import Target
-from pratique_server.release.files import CONFIG_OMITTED, hash_json_file
 from tests.support.fetching import (
     LOADED,
     NAME,

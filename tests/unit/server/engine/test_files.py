@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pratique_server.release.files import (
+from pratique_server.artifacts.files import (
     CONFIG_OMITTED,
     TOKENIZER_CONFIG_OMITTED,
     hash_bytes_file,

@@ -11,15 +11,9 @@ from typing import Any
 import httpx
 
 from pratique_contract import ServingSpec
+from pratique_server.artifacts.files import LoadedFile
 from pratique_server.config import EngineLimits
-from pratique_server.engine.protocol import (
-    EngineDeadError,
-    EngineIdentity,
-    EngineStats,
-    ExecutionRequest,
-    LoadedFile,
-    StepEvent,
-)
+from pratique_server.engine.protocol import EngineDeadError, EngineIdentity, EngineStats, ExecutionRequest, StepEvent
 from pratique_server.serve import ServingProcess
 from tests.unit.server.scripted import ScriptedEngine, Step, events_of, idle_stats
 

@@ -10,7 +10,8 @@ import pytest
 from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_contract.canonical import digest_bytes
 from pratique_contract.record import ReleaseRecord
-from pratique_server.engine.protocol import EngineIdentity, LoadedFile
+from pratique_server.artifacts.files import LoadedFile
+from pratique_server.engine.protocol import EngineIdentity
 from pratique_server.life.verification import Verification
 from pratique_server.text import Tokenizer
 from tests.support.releases import make_digest, make_record

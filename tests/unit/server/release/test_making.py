@@ -9,8 +9,8 @@ from pratique_contract.golden import MARGIN_NATS_MIN, GoldenOutput
 from pratique_contract.manifest import ReleaseManifest, RuntimeSection
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
-from pratique_server.release.errors import RecordingError
-from pratique_server.release.making import add_outputs, engine_generate, make_record
+from pratique_server.artifacts.errors import RecordingError
+from pratique_server.gate.making import add_outputs, engine_generate, make_record
 from tests.support.gates import Rendered
 from tests.support.gates import make_spec as make_gate_spec
 from tests.support.releases import TEMPLATE, make_digest, make_manifest

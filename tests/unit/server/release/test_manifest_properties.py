@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pratique_contract.manifest import PARTS, ReleaseManifest
-from pratique_server.release.files import (
+from pratique_server.artifacts.files import (
     CONFIG_NOISE_FIELDS,
     CONFIG_OMITTED,
     TOKENIZER_CONFIG_OMITTED,

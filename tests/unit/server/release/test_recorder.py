@@ -14,13 +14,13 @@ from pratique_contract.golden import (
     find_gaps,
 )
 from pratique_contract.manifest import DType, QuantizationPart
+from pratique_server.artifacts.errors import RecordingError
 from pratique_server.engine.protocol import (
     ExecutionRequest,
     FinishReason,
     StepEvent,
 )
-from pratique_server.release.errors import RecordingError
-from pratique_server.release.making import engine_generate
+from pratique_server.gate.making import engine_generate
 from pratique_server.release.prompts import CANDIDATES, FIXTURES, LONG_CANDIDATES
 from pratique_server.release.recorder import CASE_TOKENS_MAX, CASES_WANTED, Recorder
 from tests.support.gates import Rendered

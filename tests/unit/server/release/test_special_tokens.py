@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pratique_contract.manifest import SpecialTokensPart
-from pratique_server.release.errors import ManifestError
+from pratique_server.artifacts.errors import ManifestError
+from pratique_server.artifacts.tokenizer_files import read_tokenizer_files
 from pratique_server.release.generation_defaults import find_not_applied
 from pratique_server.release.special_tokens import read_special_tokens
-from pratique_server.release.tokenizer_files import read_tokenizer_files
 
 
 @dataclass

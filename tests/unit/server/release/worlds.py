@@ -15,6 +15,10 @@ from safetensors.torch import save_file
 from pratique_contract.canonical import digest_json
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.serving import ServingSpec
+from pratique_server.artifacts.files import (
+    SPECIAL_TOKEN_FIELDS,
+)
+from pratique_server.artifacts.tokenizer_files import read_tokenizer_files
 from pratique_server.engine import identity
 from pratique_server.engine.adapters import read_adapter
 from pratique_server.engine.identity import make_identity
@@ -22,10 +26,6 @@ from pratique_server.engine.loader import read_config
 from pratique_server.engine.quantization import AppliedQuantization, normalize_config
 from pratique_server.engine.weights import read_weights
 from pratique_server.release.builder import build_manifest
-from pratique_server.release.files import (
-    SPECIAL_TOKEN_FIELDS,
-)
-from pratique_server.release.tokenizer_files import read_tokenizer_files
 from pratique_server.text.template import load_chat_template
 
 COMMIT = "1" * 40

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from pratique_contract.canonical import digest_bytes
-from pratique_server.engine.protocol import LoadedFile
 
 # config.json without what specialTokens and quantization own, and without what only names the program that wrote it.
 CONFIG_SPECIAL_TOKEN_FIELDS: Final = (
@@ -56,6 +57,17 @@ JSON_ERRORS: Final = (ValueError, RecursionError)
 PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".pickle", ".joblib")
 
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
+
+
+class LoadedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file the engine read: path relative to the model folder, the number of bytes hashed, ``sha256:`` digest, and (for
+    JSON) the fields left out because another manifest part owns them. See ``FileEntry`` in the contract."""
+
+    path: str
+    size: int
+    sha256: str
+    form: str = "bytes"
+    omitted: list[str] = []
 
 
 def hash_bytes_file(path: Path) -> LoadedFile:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pratique_server.engine.protocol import LoadedFile
-from pratique_server.release.errors import ManifestError
-from pratique_server.release.files import (
+from pratique_server.artifacts.errors import ManifestError
+from pratique_server.artifacts.files import (
     JSON_ERRORS,
     TOKENIZER_BYTE_FILES,
     TOKENIZER_JSON_FILES,
+    LoadedFile,
     hash_bytes_file,
     hash_json_bytes,
 )

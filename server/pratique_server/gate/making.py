@@ -12,12 +12,12 @@ from pratique_contract.golden import GoldenCase, GoldenOutput
 from pratique_contract.manifest import ReleaseManifest, RuntimeSection
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
+from pratique_server.artifacts.errors import RecordingError
 from pratique_server.engine.protocol import Engine, EngineError
 from pratique_server.errors import PratiqueError
 from pratique_server.gate.errors import CheckFailedError
 from pratique_server.gate.outputs import check_recorded, require_enough
 from pratique_server.gate.rendering import check_refused, check_rendering, conversations_of
-from pratique_server.release.errors import RecordingError
 from pratique_server.release.greedy import GreedyRun, run_greedy
 from pratique_server.release.recorder import Generate, Progress, Recorder
 from pratique_server.text.renderer import Renderer

@@ -9,8 +9,8 @@ from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_server.engine.local import start_local_engine
 from pratique_server.engine.protocol import Engine, EngineIdentity
+from pratique_server.gate.making import add_outputs, engine_generate, make_record
 from pratique_server.release.builder import build_manifest
-from pratique_server.release.making import add_outputs, engine_generate, make_record
 from pratique_server.release.recorder import Generate, Progress
 from pratique_server.text.renderer import Renderer
 from pratique_server.text.template import load_chat_template

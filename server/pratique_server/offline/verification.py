@@ -14,6 +14,7 @@ from pratique_contract.reasons import Reason
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_contract.verdict import CheckResult, Verdict, VerdictResult
+from pratique_server.artifacts.errors import RecordingError
 from pratique_server.engine.protocol import EngineError, FinishReason
 from pratique_server.gate.conclude import build_verdict
 from pratique_server.gate.errors import CheckFailedError
@@ -21,9 +22,8 @@ from pratique_server.gate.identity import check_manifest, describe_golden, requi
 from pratique_server.gate.outputs import check_golden, require_enough
 from pratique_server.gate.rendering import check_all_renderings
 from pratique_server.gate.stream import StreamReport
-from pratique_server.release.errors import RecordingError
+from pratique_server.offline.loading import LoadedRelease, load_release
 from pratique_server.release.greedy import run_greedy
-from pratique_server.release.offline import LoadedRelease, load_release
 
 
 async def verify_release(spec: ServingSpec, record: ReleaseRecord) -> Verdict:

@@ -1,0 +1,1 @@
+"""A release on a desk: loaded, recorded and checked in one process, without a server."""
