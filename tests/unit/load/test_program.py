@@ -37,6 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
     return code, json.loads(out) if out else None
 
 
+@pytest.mark.req("R129")
 def test_the_document_says_under_which_conditions_its_figures_were_taken(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

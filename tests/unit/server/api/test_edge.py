@@ -296,7 +296,7 @@ async def test_the_five_endings_are_distinct_in_log_and_metrics(caplog: pytest.L
     assert 'pratique_requests_total{code="client_closed",ending="cancelled"} 1.0' in text
 
 
-@pytest.mark.req("R67", "R113")
+@pytest.mark.req("R67", "R113", "R129")
 async def test_the_access_line_has_counts_and_times_and_never_content_or_keys(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

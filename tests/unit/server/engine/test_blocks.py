@@ -55,7 +55,7 @@ def test_a_failed_allocation_changes_nothing() -> None:
     kv.check_integrity([("a", 4)])
 
 
-@pytest.mark.req("R43")
+@pytest.mark.req("R43", "R47")
 def test_integrity_check_finds_a_leak_a_shared_block_and_a_freed_block_in_a_table() -> None:
     """vllm#46283: blocks that nobody holds any more. The check names each kind of lie."""
     leak = KvManager(total_blocks=4, block_size=2)

@@ -118,6 +118,7 @@ def test_a_sequence_that_outgrows_a_key_tile_goes_on_unchanged(tmp_path: Path) -
     assert outcome.ids == generate_with_transformers(tmp_path, prompt, 16)[0]
 
 
+@pytest.mark.req("R38", "R51")
 def test_several_requests_share_each_step(tiny_model_dir: Path) -> None:
     engine = make_engine(tiny_model_dir)
     run(engine, *(make_request(f"r{index}", max_new_tokens=10) for index in range(8)))
@@ -146,6 +147,7 @@ def test_different_seeds_differ_and_no_seed_differs_each_time(tiny_model_dir: Pa
     assert len({tuple(outcome.ids) for outcome in outcomes.values()}) == 4
 
 
+@pytest.mark.req("R73")
 def test_stops_at_a_stop_id_and_counts_it(tiny_model_dir: Path) -> None:
     engine = make_engine(tiny_model_dir)
     free = run(engine, make_request(max_new_tokens=8))["r"].ids
@@ -158,7 +160,7 @@ def test_stops_at_a_stop_id_and_counts_it(tiny_model_dir: Path) -> None:
     assert len(held.ids) >= first + 2
 
 
-@pytest.mark.req("R80")
+@pytest.mark.req("R73", "R80")
 def test_exactly_one_event_carries_the_finish_and_it_is_the_last(tiny_model_dir: Path) -> None:
     """vllm#27572: a last chunk without a finish reason; vllm#2266: two of them."""
     outcomes = run(make_engine(tiny_model_dir), *(make_request(f"r{n}", max_new_tokens=n) for n in (1, 2, 7)))
@@ -177,7 +179,7 @@ def test_times_are_on_the_first_event_and_in_order(tiny_model_dir: Path) -> None
     assert (second.enqueued_at, second.first_scheduled_at) == (None, None)
 
 
-@pytest.mark.req("R86")
+@pytest.mark.req("R73", "R86")
 @pytest.mark.parametrize("after_steps", [0, 1, 3])
 def test_cancel_frees_the_blocks_at_once_and_nothing_follows(tiny_model_dir: Path, after_steps: int) -> None:
     """vllm#46283, sglang#36475: blocks held, or tokens made, after the client has gone. Waiting, in prefill, decoding."""
@@ -258,6 +260,7 @@ def test_logits_that_are_not_numbers_end_only_that_request(tiny_model_dir: Path)
     assert outcomes["good"].ids == expected
 
 
+@pytest.mark.req("R47")
 def test_reading_freed_keys_and_values_would_be_seen(tiny_model_dir: Path) -> None:
     """The poison works: storage freed behind the engine's back turns into a failure, not into plausible text."""
     engine = make_engine(tiny_model_dir)

@@ -133,7 +133,7 @@ async def test_the_approved_fingerprint_with_its_record_passes() -> None:
     assert (await _verdict(release=ReleaseSpec(fingerprint=RECORD.fingerprint))).passed
 
 
-@pytest.mark.req("R32")
+@pytest.mark.req("R32", "R33")
 async def test_another_rendered_text_names_the_first_differing_character() -> None:
     verdict = await _verdict(renderer=ScriptedRenderer(text="Ahoi"))
     assert (verdict.reason, verdict.part) == (Reason.TEMPLATE_MISMATCH, "chatTemplate")
@@ -142,7 +142,7 @@ async def test_another_rendered_text_names_the_first_differing_character() -> No
     )
 
 
-@pytest.mark.req("R32")
+@pytest.mark.req("R32", "R33")
 async def test_other_ids_of_the_same_text_name_the_first_differing_token() -> None:
     verdict = await _verdict(renderer=ScriptedRenderer(ids=[5, 12]))
     assert (verdict.reason, verdict.part) == (Reason.TOKENIZER_MISMATCH, "tokenizer")

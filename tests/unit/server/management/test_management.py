@@ -175,6 +175,7 @@ def test_every_metric_name_of_the_contract_is_exported() -> None:
     assert missing == {metric_names.STEP_SECONDS}, "measured inside the engine, whose own issue exports it"
 
 
+@pytest.mark.req("R129")
 def test_answers_over_a_real_socket_from_its_own_thread_and_the_probe_prints_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
