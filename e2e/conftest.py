@@ -20,6 +20,9 @@ from e2e.support.kube import apply, kubectl, run_kubectl
 from e2e.up import make_context
 from pratique_contract.record import ReleaseRecord
 from tests.support import models
+from tests.support.no_skips import pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 
 @dataclass(frozen=True)

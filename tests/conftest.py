@@ -9,6 +9,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import models
+from tests.support.no_skips import pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 # Before anything imports torch: its threads spin while they wait, and on a busy machine a test of 0.1 s takes 10 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
