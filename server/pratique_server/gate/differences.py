@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 CONTEXT: Final = 24
+TOKENS_BEFORE: Final = 8
 
 
 def first_difference(expected: Sequence[object], observed: Sequence[object]) -> int | None:
@@ -54,6 +55,14 @@ def describe_character(text: str, index: int) -> str:
 def describe_token(ids: Sequence[int], index: int, decode: Callable[[Sequence[int]], str]) -> str:
     """The id at an index with the text it stands for, or "the end"."""
     return f"{ids[index]} {decode(ids[index : index + 1])!r}" if index < len(ids) else "the end"
+
+
+def describe_context(ids: Sequence[int], index: int, decode: Callable[[Sequence[int]], str]) -> str:
+    """A sentence's end: the text before the token that differs, which is the same on both sides."""
+    if index == 0:
+        return "at the very beginning"
+    start = max(0, index - TOKENS_BEFORE)
+    return f"after {'…' if start else ''}{decode(ids[start:index])!r}"
 
 
 def show_ids(ids: Sequence[int], index: int) -> str:

@@ -18,6 +18,7 @@ from pratique_contract.golden import (
 from pratique_contract.reasons import Reason
 from pratique_contract.verdict import Evidence
 from pratique_server.gate.differences import (
+    describe_context,
     describe_text_difference,
     describe_token,
     first_difference,
@@ -166,7 +167,8 @@ def _check_prompt(report: StreamReport, case: GoldenCase, decode: Decode) -> Non
     raise CheckFailedError(
         Reason.TOKENIZER_MISMATCH,
         f"Case {case.name}: prompt token {index_of_id} is {describe_token(report.prompt_ids, index_of_id, decode)} in the server's own "
-        f"request path, {describe_token(case.prompt_ids, index_of_id, decode)} was approved",
+        f"request path, {describe_token(case.prompt_ids, index_of_id, decode)} was approved, "
+        f"{describe_context(case.prompt_ids, index_of_id, decode)}",
         part="tokenizer",
         expected=show_ids(case.prompt_ids, index_of_id),
         observed=show_ids(report.prompt_ids, index_of_id),
@@ -203,7 +205,7 @@ def _check_ids(report: StreamReport, output: GoldenOutput, case: GoldenCase, com
     raise CheckFailedError(
         Reason.OUTPUT_MISMATCH,
         f"Case {case.name}: output token {index} is {describe_token(report.ids, index, decode)}, "
-        f"{describe_token(output.ids, index, decode)} was approved",
+        f"{describe_token(output.ids, index, decode)} was approved, {describe_context(output.ids, index, decode)}",
         expected=show_ids(output.ids, index),
         observed=show_ids(report.ids, index),
         evidence=(

@@ -10,6 +10,7 @@ from pratique_contract.record import ReleaseRecord
 from pratique_contract.verdict import Evidence
 from pratique_server.errors import TemplateError
 from pratique_server.gate.differences import (
+    describe_context,
     describe_text_difference,
     describe_token,
     first_difference,
@@ -111,7 +112,7 @@ def _check_ids(conversation: Conversation, observed: list[int], decode: Decode) 
     raise CheckFailedError(
         Reason.TOKENIZER_MISMATCH,
         f"{conversation.name}: token {index} of the same text is {describe_token(observed, index, decode)}, "
-        f"{describe_token(ids, index, decode)} was approved",
+        f"{describe_token(ids, index, decode)} was approved, {describe_context(ids, index, decode)}",
         part="tokenizer",
         expected=show_ids(ids, index),
         observed=show_ids(observed, index),

@@ -146,7 +146,7 @@ async def test_another_rendered_text_names_the_first_differing_character() -> No
 async def test_other_ids_of_the_same_text_name_the_first_differing_token() -> None:
     verdict = await _verdict(renderer=ScriptedRenderer(ids=[5, 12]))
     assert (verdict.reason, verdict.part) == (Reason.TOKENIZER_MISMATCH, "tokenizer")
-    assert "token 1 of the same text is 12 'c', 6 'oy' was approved" in verdict.message
+    assert "token 1 of the same text is 12 'c', 6 'oy' was approved, after 'Ah'" in verdict.message
 
 
 async def test_a_template_that_refuses_a_fixture_is_a_template_mismatch() -> None:

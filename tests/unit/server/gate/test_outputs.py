@@ -55,6 +55,21 @@ def test_a_log_probability_out_of_tolerance_fails(value: float) -> None:
     assert _reason(_report((10, 11, 2), (-0.1, value, -0.3))) is Reason.OUTPUT_MISMATCH
 
 
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ((10, 12, 2), "output token 1 is 12 'c', 11 'b' was approved, after 'a'"),
+        ((12, 11, 2), "output token 0 is 12 'c', 10 'a' was approved, at the very beginning"),
+    ],
+)
+def test_the_first_differing_token_is_told_with_what_stands_before_it(ids: tuple[int, ...], sentence: str) -> None:
+    """An index means nothing to whoever reads ``kubectl describe``."""
+    case = make_case(outputs=(make_output(dtype="BF16", margins=(2.0, 2.0, 2.0)),))
+    with pytest.raises(CheckFailedError) as caught:
+        check_golden(_report(ids, (-0.1, -0.2, -0.3)), case, decode=ScriptedTokenizer().decode, **ELSEWHERE)
+    assert caught.value.message == f"Case greeting: {sentence}"
+
+
 def test_another_id_where_the_margin_was_clear_fails() -> None:
     assert _reason(_report((10, 12, 2), (-0.1, -0.2, -0.3), "ac")) is Reason.OUTPUT_MISMATCH
 
