@@ -28,10 +28,17 @@ def at_url(url: str) -> ManagementPort:
     """A port that this machine reaches itself, as ``kubectl port-forward`` or ``pratique serve`` opens one."""
     import httpx
 
+    from pratique_contract.certificates import must_verify
+
     def request(method: str, path: str, body: bytes) -> tuple[int, bytes]:
         try:
             response = httpx.request(
-                method, f"{url.rstrip('/')}{path}", content=body, timeout=REQUEST_SECONDS_MAX, trust_env=False
+                method,
+                f"{url.rstrip('/')}{path}",
+                content=body,
+                timeout=REQUEST_SECONDS_MAX,
+                trust_env=False,
+                verify=must_verify(url),
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CliError(f"{url} does not answer: {error}") from error

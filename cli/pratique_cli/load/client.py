@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 
 from pratique_cli.load.trace import Planned
+from pratique_contract.certificates import must_verify
 from pratique_contract.constants import CHAT_COMPLETIONS_PATH, FINGERPRINT_HEADER, REQUEST_ID_HEADER
 
 REQUEST_SECONDS_MAX: Final = 120.0
@@ -51,7 +52,10 @@ async def run_trace(trace: Sequence[Planned], target: Target, *, run: str = "loa
     """Send everything and wait for the last answer; observations in the trace's order. ``run`` makes request ids of their own."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=IN_FLIGHT_MAX)
     timeout = httpx.Timeout(REQUEST_SECONDS_MAX)
-    async with httpx.AsyncClient(base_url=target.url, limits=limits, timeout=timeout, trust_env=False) as client:
+    verify = must_verify(target.url)
+    async with httpx.AsyncClient(
+        base_url=target.url, limits=limits, timeout=timeout, trust_env=False, verify=verify
+    ) as client:
         started, live = time.monotonic(), [0]
         tasks = [_send_when_due(planned, target, client, started, live, run) for planned in trace]
         return list(await asyncio.gather(*tasks))

@@ -17,6 +17,7 @@ import httpx
 
 from pratique_cli.errors import CliError
 from pratique_cli.load import Target
+from pratique_contract.certificates import must_verify
 from pratique_contract.constants import MANIFEST_PATH, VERDICT_PATH
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.review import find_mismatch
@@ -122,7 +123,8 @@ def _served(child: _Child, spec: ServingSpec, manifest: ReleaseManifest) -> Serv
 def _wait_served(name: str, child: "subprocess.Popen[bytes]", management: int, log: Path) -> ReleaseManifest:
     """Until the verdict is there; raises ``CliError`` with the verdict's or the log's own words when it is not a pass."""
     deadline = time.monotonic() + START_SECONDS_MAX
-    with httpx.Client(base_url=f"http://{HOST}:{management}", timeout=5, trust_env=False) as client:
+    url = f"http://{HOST}:{management}"
+    with httpx.Client(base_url=url, timeout=5, trust_env=False, verify=must_verify(url)) as client:
         while time.monotonic() < deadline:
             if child.poll() is not None:
                 raise CliError(f"The {name}'s server ended with {child.returncode}: {_last_lines(log)}")

@@ -15,7 +15,6 @@ import httpx
 
 from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.assembly import Assembly, tell_left_out
-from pratique_server.fetch.bucket import BucketRemote
 from pratique_server.fetch.errors import FetchError, HaltedError, explain_os_error
 from pratique_server.fetch.finished import Finding, inspect_folder
 from pratique_server.fetch.halt import Halt
@@ -210,6 +209,9 @@ class Fetcher:
             case OciSource():
                 return OciRemote(source, target.wanted, client=self.client, credentials=credentials)
             case BucketSource():
+                # Here and not above: its client is a quarter of what this process imports, and few sources are buckets.
+                from pratique_server.fetch.bucket import BucketRemote
+
                 return BucketRemote(source, target.wanted, download=download, credentials=credentials, tls=self._tls)
         return WebRemote(source, client=self.client, credentials=credentials)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from pratique_contract.certificates import must_verify
 from pratique_contract.constants import (
     CHAT_COMPLETIONS_PATH,
     FINGERPRINT_HEADER,
@@ -36,7 +37,7 @@ class ProbeClient:
             headers={PROBE_HEADER: probe_token},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS_MAX),
             trust_env=False,  # a proxy in the environment must not come between the pod and itself
-            verify=False,  # noqa: S501 - the pod's own plain port; reading all authorities would hold the event loop for 20 ms
+            verify=must_verify(base_url),
         )
 
     async def close(self) -> None:
