@@ -15,6 +15,7 @@ import httpx
 import openai
 
 from pratique_contract import ServingSpec
+from pratique_contract.certificates import must_verify
 from pratique_server.config import ApiLimits, EngineLimits
 from pratique_server.engine.client import start_engine
 from pratique_server.engine.local import start_local_engine
@@ -70,12 +71,23 @@ class Running:
     def __init__(self, api_port: int, management_port: int) -> None:
         self.api_port = api_port
         self.api_url = f"http://127.0.0.1:{api_port}"
-        self.management = httpx.Client(
-            base_url=f"http://127.0.0.1:{management_port}", timeout=5, trust_env=False, verify=False
-        )
+        management = f"http://127.0.0.1:{management_port}"
+        self.management = httpx.Client(base_url=management, timeout=5, trust_env=False, verify=must_verify(management))
 
     def openai(self, key: str = "none", **options: Any) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.api_url}/v1", api_key=key, max_retries=0, timeout=30, **options)
+        client = openai.DefaultAsyncHttpxClient(trust_env=False, verify=must_verify(self.api_url))
+        return openai.AsyncOpenAI(
+            base_url=f"{self.api_url}/v1", api_key=key, max_retries=0, timeout=30, http_client=client, **options
+        )
+
+    def http(self, **options: Any) -> httpx.AsyncClient:
+        """For what the official client does not do."""
+        return httpx.AsyncClient(base_url=self.api_url, trust_env=False, verify=must_verify(self.api_url), **options)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        """One request to the API port, from a client of its own."""
+        with httpx.Client(trust_env=False, verify=must_verify(self.api_url), timeout=30) as client:
+            return client.post(f"{self.api_url}{path}", json=body)
 
     def probe(self, name: str) -> tuple[int, str]:
         response = self.management.get(f"/{name}")

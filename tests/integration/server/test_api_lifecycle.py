@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from pratique_server.config import EngineLimits
+from pratique_server.serve import ServingProcess
 from tests.integration.server.running import Running, make_spec, serving, serving_process, wait_until
 
 HI: Any = [{"role": "user", "content": "What is pratique?"}]
@@ -28,9 +28,13 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-@pytest.fixture
-def copied_model(tiny_model_dir: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+@pytest.fixture(scope="module")
+def served(tiny_model_dir: Path) -> Iterator[tuple[Running, ServingProcess]]:
+    """One server whose engine is lost in every way; after each it has a new one that is verified."""
+    limits = EngineLimits(restart_backoff_seconds=0.1)
+    with serving(make_spec(tiny_model_dir), engine_limits=limits) as (server, process):
+        server.wait_ready()
+        yield server, process
 
 
 async def open_stream(server: Running) -> tuple[openai.AsyncOpenAI, Any]:
@@ -40,49 +44,44 @@ async def open_stream(server: Running) -> tuple[openai.AsyncOpenAI, Any]:
     return client, stream
 
 
-def spoil_weights(model: Path) -> None:
-    file = model / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
-def test_a_corrupt_weight_file_is_named_and_the_process_stays_up(copied_model: Path) -> None:
-    spoil_weights(copied_model)
-    with serving(make_spec(copied_model)) as (server, _):
+def test_a_corrupt_weight_file_is_named_and_the_process_stays_up(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """What the engine process says of a model that does not load reaches whoever asks for the verdict."""
+    folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+    os.truncate(folder / "model.safetensors", 5000)
+    with serving(make_spec(folder)) as (server, _):
         verdict = server.wait_verdict()
         assert (verdict["result"], verdict["reason"]) == ("Fail", "ModelMismatch"), verdict
-        assert "model.safetensors" in verdict["message"]
+        assert "model.safetensors is truncated: it ends after 5000 bytes" in verdict["message"]
         assert server.probe("livez")[0] == 200
         assert server.probe("startupz") == (503, f"ModelMismatch: {verdict['message']}")
 
 
 @pytest.mark.req("R60", "R93")
-def test_a_crashed_engine_ends_streams_with_an_error_and_a_new_one_is_verified(tiny_model_dir: Path) -> None:
+def test_a_crashed_engine_ends_streams_with_an_error_and_a_new_one_is_verified(
+    served: tuple[Running, ServingProcess],
+) -> None:
     """vllm#36960, kserve#6259: healthy after the engine died."""
-    limits = EngineLimits(restart_backoff_seconds=0.1)
-    with serving(make_spec(tiny_model_dir), engine_limits=limits) as (server, process):
-        server.wait_ready()
-        first = server.stats()["epoch"]
+    server, process = served
+    first = server.stats()["epoch"]
 
-        async def crash_under_a_stream() -> openai.APIError:
-            client, stream = await open_stream(server)
-            os.kill(engine_pid(process), signal.SIGKILL)
-            with pytest.raises(openai.APIError) as caught:  # noqa: PT012 - reading is what raises
-                async for chunk in stream:
-                    assert not chunk.choices or chunk.choices[0].finish_reason is None
-            await client.close()
-            return caught.value
+    async def crash_under_a_stream() -> openai.APIError:
+        client, stream = await open_stream(server)
+        os.kill(engine_pid(process), signal.SIGKILL)
+        with pytest.raises(openai.APIError) as caught:  # noqa: PT012 - reading is what raises
+            async for chunk in stream:
+                assert not chunk.choices or chunk.choices[0].finish_reason is None
+        await client.close()
+        return caught.value
 
-        error = asyncio.run(crash_under_a_stream())
-        assert error.code == "engine_unavailable"
-        wait_until(lambda: server.probe("readyz")[0] == 503, seconds=3)
-        assert server.probe("livez")[0] == 200
-        server.wait_ready()
-        assert server.stats()["epoch"] == first + 1
-        server.wait_idle()
-        answer = httpx.post(
-            f"{server.api_url}/v1/chat/completions", json={"model": "tiny", "messages": HI, "max_tokens": 3}
-        )
-        assert answer.status_code == 200
+    error = asyncio.run(crash_under_a_stream())
+    assert error.code == "engine_unavailable"
+    wait_until(lambda: server.probe("readyz")[0] == 503, seconds=3)
+    assert server.probe("livez")[0] == 200
+    server.wait_ready()
+    assert server.stats()["epoch"] == first + 1
+    server.wait_idle()
+    answer = server.post("/v1/chat/completions", {"model": "tiny", "messages": HI, "max_tokens": 3})
+    assert answer.status_code == 200
 
 
 def engine_pid(process: Any) -> int:
@@ -91,34 +90,30 @@ def engine_pid(process: Any) -> int:
 
 @pytest.mark.req("R93")
 def test_a_fault_in_reading_the_engines_output_ends_every_stream_with_an_error(
-    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    served: tuple[Running, ServingProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task that hands out tokens failed and every stream waited for ever."""
-    with serving(make_spec(tiny_model_dir), engine_limits=EngineLimits(restart_backoff_seconds=0.1)) as (
-        server,
-        process,
-    ):
-        server.wait_ready()
-        engine: Any = process.engine
+    server, process = served
+    engine: Any = process.engine
 
-        def broken(report: object) -> None:
-            raise RuntimeError("a bug in the output handler")
+    def broken(report: object) -> None:
+        raise RuntimeError("a bug in the output handler")
 
-        async def two_streams() -> list[str | None]:
-            streams = [await open_stream(server) for _ in range(2)]
-            monkeypatch.setattr(engine, "_deliver", broken)
-            codes = []
-            for client, stream in streams:
-                with pytest.raises(openai.APIError) as caught:
-                    async for _ in stream:
-                        pass
-                codes.append(caught.value.code)
-                await client.close()
-            monkeypatch.undo()
-            return codes
+    async def two_streams() -> list[str | None]:
+        streams = [await open_stream(server) for _ in range(2)]
+        monkeypatch.setattr(engine, "_deliver", broken)
+        codes = []
+        for client, stream in streams:
+            with pytest.raises(openai.APIError) as caught:
+                async for _ in stream:
+                    pass
+            codes.append(caught.value.code)
+            await client.close()
+        monkeypatch.undo()
+        return codes
 
-        assert asyncio.run(asyncio.wait_for(two_streams(), 10)) == ["engine_unavailable"] * 2
-        server.wait_ready()
+    assert asyncio.run(asyncio.wait_for(two_streams(), 10)) == ["engine_unavailable"] * 2
+    server.wait_ready()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -149,7 +148,7 @@ async def test_no_key_or_a_wrong_key_is_refused_on_every_route(server: Running) 
             await client.chat.completions.create(model="tiny", messages=HI)
         with pytest.raises(openai.AuthenticationError):
             await client.models.list()
-    async with httpx.AsyncClient(base_url=server.api_url) as plain:
+    async with server.http() as plain:
         for path in ("/tokenize", "/detokenize", "/render", "/v1/chat/completions", "/nowhere"):
             assert (await plain.post(path, json={})).status_code == 401
 
@@ -158,7 +157,7 @@ async def test_a_new_key_is_taken_without_a_restart_and_a_removed_one_is_refused
     server: Running, keys_file: Path
 ) -> None:
     async def status(key: str) -> int:
-        async with httpx.AsyncClient(base_url=server.api_url, headers={"authorization": f"Bearer {key}"}) as client:
+        async with server.http(headers={"authorization": f"Bearer {key}"}) as client:
             return (await client.get("/v1/models")).status_code
 
     assert await status(OTHER_KEY) == 401
@@ -268,7 +267,7 @@ async def test_a_live_request_id_is_refused_and_free_again_afterwards(server: Ru
 
 @pytest.mark.req("R26", "R29")
 async def test_render_and_tokenize_agree_with_what_is_counted(server: Running) -> None:
-    async with httpx.AsyncClient(base_url=server.api_url, headers={"authorization": f"Bearer {KEY}"}) as client:
+    async with server.http(headers={"authorization": f"Bearer {KEY}"}) as client:
         rendered = (await client.post("/render", json={"messages": HI})).json()
         tokenized = (await client.post("/tokenize", json={"prompt": rendered["text"]})).json()
         text = (await client.post("/detokenize", json={"tokens": tokenized["tokens"]})).json()["prompt"]

@@ -1,4 +1,4 @@
-"""The command line with the real server: record a folder, serve it, talk to it, stop it."""
+"""The command line with the real server: record a release twice, verify it, serve it, talk to it, stop it."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,92 @@ import pytest
 
 from pratique_contract.record import ReleaseRecord
 from tests.support import mutations
+from tests.support.adapters import make_adapter
 from tests.support.mutations import copy_of
+from tests.unit.cli.conftest import Run, pratique
+
+__all__ = ["pratique"]  # a fixture
 
 READY_SECONDS_MAX = 50.0
+RECORD_SECONDS_MAX = 170.0
+# As a container has it, whatever machine this is.
+BARE = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
 
 
-def _pratique(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "pratique_cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=55)
+@dataclass(frozen=True)
+class Place:
+    """Where one person records: a model and an adapter of their own, a home, a temporary folder and a working directory."""
+
+    folder: Path
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "record.json"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    def release(self, model: Path | None = None) -> list[str]:
+        """The options that say what the release is made of."""
+        return [
+            *("--model", str(model or self.folder / "models" / self.folder.name)),
+            *("--adapter", f"a={self.folder / 'adapters' / 'a'}", "--quantization", "Int8WeightOnly"),
+        ]
+
+    def start_recording(self, model: Path, **environment: str) -> "subprocess.Popen[bytes]":
+        """In a process that shares nothing with this one but the interpreter and the code."""
+        temporary, cwd = self.folder / "tmp", self.folder / "cwd"
+        for folder in (self.home, temporary, cwd):
+            folder.mkdir(parents=True)
+        copy_of(model, self.folder / "models" / self.folder.name)
+        make_adapter(self.folder / "adapters" / "a", model, targets=["q_proj"])
+        command = [sys.executable, "-m", "pratique_cli", "release", "record", *self.release(), "--output"]
+        given = {**BARE, "HOME": str(self.home), "TMPDIR": str(temporary), **environment}
+        return subprocess.Popen([*command, str(self.record)], cwd=cwd, env=given, stderr=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def places(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Place]:
+    """Two people have recorded the same files at the same time, far apart."""
+    room = tmp_path_factory.mktemp("recorded")
+    first, second = Place(room / "genoa"), Place(room / "a far harbour")
+    processes = [
+        first.start_recording(tiny_model_dir, PYTHONHASHSEED="0", LC_ALL="C.UTF-8", TZ="UTC"),
+        second.start_recording(
+            tiny_model_dir, PYTHONHASHSEED="4242", LC_ALL="C", LANG="tr_TR.UTF-8", TZ="Pacific/Kiritimati",
+            PYTHONDONTWRITEBYTECODE="1", COLUMNS="40",
+        ),
+    ]  # fmt: skip
+    for process in processes:
+        _, errors = process.communicate(timeout=RECORD_SECONDS_MAX)
+        assert process.returncode == 0, errors.decode()
+    return first, second
+
+
+@pytest.mark.timeout(180)
+def test_two_records_made_apart_are_byte_identical(places: tuple[Place, Place]) -> None:
+    """No home, folder, clock, language or hash seed gets in."""
+    first, second = places
+    content = first.record.read_bytes()
+    assert content == second.record.read_bytes()
+    record = ReleaseRecord.from_json(content)
+    assert record.golden.cases
+    assert [adapter.name for adapter in record.manifest.adapters.adapters] == ["a"]
+    assert str(first.folder.parent).encode() not in content
+    # Nothing was left behind in a home: the next run finds what this one found.
+    assert [list(place.home.iterdir()) for place in places] == [[], []]
+
+
+@pytest.mark.timeout(180)
+def test_another_tokenizer_does_not_verify(
+    places: tuple[Place, Place], tiny_model_dir: Path, tmp_path: Path, pratique: Run
+) -> None:
+    place = places[0]
+    wrong = copy_of(tiny_model_dir, tmp_path / "wrong", mutations.remove_last_merge)
+    verdict = pratique("release", "verify", "--record", place.record, *place.release(wrong), "-o", "json")
+    assert verdict.code == 1, verdict.err
+    assert json.loads(verdict.out)["reason"] == "TokenizerMismatch"
 
 
 def _free_port() -> int:
@@ -33,50 +112,44 @@ def _free_port() -> int:
 
 def _wait_verdict(port: int, child: "subprocess.Popen[bytes]") -> dict[str, Any]:
     deadline = time.monotonic() + READY_SECONDS_MAX
-    while time.monotonic() < deadline:
-        assert child.poll() is None, "the server ended"
-        try:
-            verdict: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}/verdict", trust_env=False).json()
-        except httpx.TransportError:
-            verdict = {"result": "Pending"}
-        if verdict["result"] != "Pending":
-            return verdict
-        time.sleep(0.1)
+    with httpx.Client(trust_env=False, verify=False) as client:
+        while time.monotonic() < deadline:
+            assert child.poll() is None, "the server ended"
+            try:
+                verdict: dict[str, Any] = client.get(f"http://127.0.0.1:{port}/verdict").json()
+            except httpx.TransportError:
+                verdict = {"result": "Pending"}
+            if verdict["result"] != "Pending":
+                return verdict
+            time.sleep(0.1)
     raise AssertionError("no verdict in time")
 
 
-@pytest.fixture
-def record_file(tiny_model_dir: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "record.json"
-    result = _pratique("release", "record", "--model", tiny_model_dir, "--output", path)
-    assert result.returncode == 0, result.stderr
-    return path
-
-
-@pytest.mark.timeout(150)
-def test_a_folder_is_recorded_verified_served_and_answers(
-    record_file: Path, tiny_model_dir: Path, tmp_path: Path
-) -> None:
-    record = ReleaseRecord.from_json(record_file.read_text())
-    wrong = copy_of(tiny_model_dir, tmp_path / "wrong", mutations.remove_last_merge)
-    verdict = _pratique("release", "verify", "--record", record_file, "--model", wrong, "-o", "json")
-    assert verdict.returncode == 1, verdict.stderr
-    assert json.loads(verdict.stdout)["reason"] == "TokenizerMismatch"
-
+@pytest.mark.timeout(180)
+def test_the_recorded_release_is_served_and_answers(places: tuple[Place, Place], tmp_path: Path) -> None:
+    place = places[0]
+    record = ReleaseRecord.from_json(place.record.read_text())
     port, management = _free_port(), _free_port()
-    arguments = ["serve", "--model", tiny_model_dir, "--record", record_file, "--port", port]
-    command = [sys.executable, "-m", "pratique_cli", *map(str, arguments), "--management-port", str(management)]
+    ports = ["--port", str(port), "--management-port", str(management)]
+    pratique = [sys.executable, "-m", "pratique_cli"]
     with (tmp_path / "log").open("wb") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        child = subprocess.Popen(
+            [*pratique, "serve", *place.release(), "--record", str(place.record), *ports],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **BARE},
+        )
     try:
         proved = _wait_verdict(management, child)
         assert (proved["result"], proved["fingerprint"]) == ("Pass", record.fingerprint), proved["message"]
         case = next(case for case in record.golden.cases if len(case.messages) == 1)
-        answer = _pratique(
-            "chat",
-            *("--url", f"http://127.0.0.1:{port}"),
-            *("--temperature", 0, "--max-tokens", case.max_tokens),
-            case.messages[0]["content"],
+        greedy = ["--temperature", "0", "--max-tokens", str(case.max_tokens), case.messages[0]["content"]]
+        answer = subprocess.run(
+            [*pratique, "chat", "--url", f"http://127.0.0.1:{port}", *greedy],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=55,
         )
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout == f"{case.outputs[0].text}\n"

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pratique_contract.constants import FINGERPRINT_HEADER
@@ -51,7 +50,7 @@ def _require_refused(spec: ServingSpec, reason: Reason, **options: Any) -> dict[
         assert server.probe("livez")[0] == 200
         for probe in ("readyz", "startupz"):
             assert server.probe(probe) == (503, f"{reason}: {verdict['message']}")
-        answer = httpx.post(f"{server.api_url}/v1/chat/completions", json=QUESTION, timeout=10, trust_env=False)
+        answer = server.post("/v1/chat/completions", QUESTION)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
         assert server.probe("readyz")[0] == 503
         return verdict
