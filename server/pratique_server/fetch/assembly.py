@@ -58,6 +58,7 @@ class Assembly:
             raise FetchError(f"{target.name} holds {shown(sorted(both))} twice: in an archive and as a file of its own")
         new = {entry.path: entry for entry in (*unpacked, *plain)}
         store.drop_others(set(new))
+        store.require_names(set(new))
         every = {**have, **new}
         require_usable(Selection(tuple(every), {**listing.left_out, **left_out}), target.wanted, target.name)
         self._compare_with_release(listing, every, set(new))
@@ -97,8 +98,8 @@ class Assembly:
         others = self.store.neighbours()
         hint = f" (it also holds {shown(others)})" if others else ""
         raise DiskFullError(
-            f"{size_text(needed)} are still to be written and the cache volume has {size_text(max(0, room))} left{hint}: "
-            "enlarge it, or remove folders no service uses any more"
+            f"{size_text(needed)} of {self.target.name} are still to be written and the cache volume has "
+            f"{size_text(max(0, room))} left{hint}: enlarge it, or remove folders no service uses any more"
         )
 
     def _room(self) -> int:

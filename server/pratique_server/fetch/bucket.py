@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+from xml.etree.ElementTree import ParseError
 
 import certifi
 import httpx
@@ -46,6 +48,10 @@ URL_LIFETIME: Final = timedelta(hours=1)
 OBJECTS_MAX: Final = 10_000
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _STATUS: Final = re.compile(r"(?:status code|Response code:) (\d{3})")
+# What minio raises; a body that is no XML comes through as the parser's own error.
+_ERRORS: Final = (MinioException, urllib3.exceptions.HTTPError, ValueError, ParseError)
+_CLOCK_CODES: Final = ("RequestTimeTooSkewed", "RequestExpired")
+_REGION_CODES: Final = ("PermanentRedirect", "AuthorizationHeaderMalformed", "TemporaryRedirect")
 # Codes that come with 403 or 400 and mean that the credentials are wrong.
 _CREDENTIAL_CODES: Final = (
     "AccessDenied",
@@ -91,12 +97,7 @@ class BucketRemote:
             # Asking the store for the region needs a right of its own; only the default endpoint has more than one.
             region=region or (None if endpoint == DEFAULT_ENDPOINT else DEFAULT_REGION),
             credentials=_choose_provider(credentials),
-            http_client=urllib3.PoolManager(
-                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=download.stall_seconds),
-                retries=False,
-                ssl_context=tls,
-                ca_certs=certifi.where(),
-            ),
+            http_client=_make_pool(parts.scheme, self._host, tls=tls, read_seconds=download.stall_seconds),
         )
 
     def list(self) -> Listing:
@@ -113,14 +114,14 @@ class BucketRemote:
                     "added, removed or replaced since"
                 )
             files = tuple(self._describe(name, found[name]) for name in selection.taken)
-        except (MinioException, urllib3.exceptions.HTTPError, ValueError) as error:
+        except _ERRORS as error:
             raise self._explain(error) from error
         return Listing(files=files, left_out=selection.left_out, revision=revision)
 
     def locate(self, file: RemoteFile) -> Request:
         try:
             url = self._client.presigned_get_object(self._source.bucket, file.key, expires=URL_LIFETIME)
-        except (MinioException, urllib3.exceptions.HTTPError, ValueError) as error:
+        except _ERRORS as error:
             raise self._explain(error) from error
         etag = file.version.partition(" ")[0]
         return Request(url=url, headers={"If-Match": f'"{etag}"'} if etag else {})
@@ -157,6 +158,14 @@ class BucketRemote:
 
     def _explain(self, error: Exception) -> FetchError:
         if isinstance(error, S3Error):
+            if error.code in _CLOCK_CODES:
+                return FetchError(
+                    f"{self._host} refuses {self._name()} since its clock and ours differ ({error.code}): set the node's clock"
+                )
+            if error.code in _REGION_CODES:
+                return FetchError(
+                    f"{self._host} does not serve {self._name()} from this region ({error.code}): set s3Region to the bucket's own"
+                )
             status, headers = error.response.status, dict(error.response.headers)
             if error.code in _CREDENTIAL_CODES:
                 status = 403
@@ -169,9 +178,34 @@ class BucketRemote:
             found = _STATUS.search(str(error))
             status = int(found[1]) if found else 0
             return explain_status(status, self._name(), host=self._host, headers={}, detail="not an answer of S3")
+        if isinstance(error, ParseError) or "XML" in str(error):
+            return FetchError(
+                f"{self._host} does not answer {self._name()} as S3 does ({error}): check s3Endpoint, and whether a proxy or a login "
+                "stands in between",
+                transient=True,
+            )
         if isinstance(error, ValueError):
             return FetchError(f"{self._name()} cannot be read: {error}")
         return explain_transport(error, f"https://{self._host}")
+
+
+def _make_pool(scheme: str, host: str, *, tls: ssl.SSLContext, read_seconds: float) -> urllib3.PoolManager:
+    """Through the environment's proxy, as the bytes themselves go: urllib3 alone does not look there."""
+    proxies = getproxies_environment()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=read_seconds)
+    if not proxy or proxy_bypass(host):
+        return urllib3.PoolManager(timeout=timeout, retries=False, ssl_context=tls, ca_certs=certifi.where())
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    name = unquote(f"{parts.username}:{parts.password or ''}") if parts.username else None
+    return urllib3.ProxyManager(
+        f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        proxy_headers=urllib3.make_headers(proxy_basic_auth=name) if name else None,
+        timeout=timeout,
+        retries=False,
+        ssl_context=tls,
+        ca_certs=certifi.where(),
+    )
 
 
 def listing_revision(found: Mapping[str, StoredObject]) -> str:

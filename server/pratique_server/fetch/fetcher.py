@@ -86,6 +86,8 @@ class Fetcher:
             self._fetch(target, source)
         except OSError as error:
             raise explain_os_error(error, str(target.path)) from error
+        except FetchError as error:
+            raise error.about(target.name) from error
 
     def _fetch(self, target: Target, source: SourceName) -> None:
         store = Store(target.path)

@@ -29,6 +29,8 @@ from pratique_server.fetch.secrets import Credentials, clean_url
 
 CONNECT_SECONDS: Final = 15.0
 USER_AGENT: Final = "pratique-fetch"
+_PROXY_REMEDY: Final = "check HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY"
+_CONTENT_STATUSES: Final = (200, 206)
 _ERROR_BYTES_SHOWN: Final = 200
 _ERROR_BYTES_READ: Final = 4096
 
@@ -68,8 +70,8 @@ def make_client(credentials: Credentials, download: DownloadSpec, *, tls: ssl.SS
 
 
 def raise_for_status(response: httpx.Response, what: str) -> None:
-    """Raise the fitting error for an answer that is not a success; reads a little of its body for the sentence."""
-    if response.status_code < 400:
+    """Raise the fitting error for an answer that brings no content; reads a little of its body for the sentence."""
+    if response.status_code in _CONTENT_STATUSES:
         return
     raise explain_status(
         response.status_code, what, host=response.url.host, headers=response.headers, detail=_read_detail(response)
@@ -99,33 +101,36 @@ def explain_status(
             )
         case 404 | 410:
             return NotFoundError(f"{host} has no {what}{said}: check the name and the revision")
+        case 407:
+            return FetchError(f"The proxy on the way to {host} wants credentials{said}: {_PROXY_REMEDY}")
         case 412:
             return CorruptError(f"{what} was replaced at {host} while it was being fetched; start again")
         case 429:
             return RateLimitedError(
-                f"{host} asks to send fewer requests while fetching {what}{said}",
+                f"{host} asks to send fewer requests while fetching {what}{said}: give it a token, name a mirror, or take fewer "
+                "connections",
                 transient=True,
                 wait_seconds=retry_after(headers, now()),
             )
-    # 5xx, and the few 4xx that speak about the moment rather than about the request.
-    transient = status >= 500 or status in (408, 425)
+    # 5xx, the few 4xx that speak about the moment rather than about the request, and a redirect to nowhere.
+    transient = status >= 500 or status < 400 or status in (408, 425)
+    remedy = ": it, or a proxy before it, is in trouble" if transient else ""
     return FetchError(
-        f"{host} answered {what} with status {status}{said}",
+        f"{host} answered {what} with status {status}{said}{remedy}",
         transient=transient,
         wait_seconds=retry_after(headers, now()) if transient else None,
     )
 
 
 def retry_after(headers: "httpx.Headers | dict[str, str]", now: datetime) -> float | None:
-    """Seconds until the peer wants to be asked again: Retry-After as seconds or date, else the hub's RateLimit header."""
+    """Seconds until the peer wants to be asked again: Retry-After as seconds or date, else the hub's RateLimit header. A date is the
+    peer's, so it is read by the peer's clock where the answer says what that shows: ours may be an hour off."""
     value = (headers.get("retry-after") or "").strip()
     if (seconds := whole_number(value)) is not None:
         return float(seconds)
     if value:
-        try:
-            return max(0.0, (email.utils.parsedate_to_datetime(value) - now).total_seconds())
-        except (ValueError, TypeError):
-            return None
+        at, theirs = _date(value), _date(headers.get("date") or "")
+        return None if at is None else max(0.0, (at - (theirs or now)).total_seconds())
     for field in (headers.get("ratelimit") or "").split(";"):
         name, _, left = field.strip().partition("=")
         if name == "t" and (seconds := whole_number(left)) is not None:
@@ -133,24 +138,72 @@ def retry_after(headers: "httpx.Headers | dict[str, str]", now: datetime) -> flo
     return None
 
 
+def is_page(headers: httpx.Headers) -> bool:
+    """Whether an answer is a page for people, such as a proxy or a login gives in place of what was asked for."""
+    kind = str(headers.get("content-type", ""))
+    return kind.partition(";")[0].strip().lower() == "text/html"
+
+
+def explain_page(host: str | None, what: str) -> FetchError:
+    """No digest is wrong here, and nobody has to look for damage: something else has answered."""
+    return FetchError(
+        f"{host} answers {what} with a web page: a login or a proxy stands in between; check the address, the credentials and the proxy",
+        transient=True,
+    )
+
+
 def explain_transport(error: Exception, url: str) -> FetchError:
-    """The error for what httpx (or the hub's copy of it) raised below HTTP; matched by class name, since the two are distinct."""
+    """The error for what httpx, the hub's copy of it or urllib3 raised below HTTP; matched by class name, since they are distinct."""
     host = urlsplit(clean_url(url)).netloc or "the peer"
     kind, text = type(error).__name__, str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
-        return FetchError(
-            f"The certificate of {host} is not trusted ({text}): put its authority into the Secret as ca.crt"
+        return _explain_certificate(host, text)
+    if "WRONG_VERSION_NUMBER" in text:
+        return FetchError(f"{host} speaks no TLS: write http:// in the endpoint, or name the port that does")
+    if kind in ("ReadTimeout", "ReadTimeoutError"):
+        return StalledError(
+            f"{host} sent nothing for a whole stall period: check the network and the mirror, or raise stallSeconds",
+            transient=True,
         )
-    if kind == "ReadTimeout":
-        return StalledError(f"{host} sent nothing for a whole stall period", transient=True)
-    if kind in ("RemoteProtocolError", "ReadError", "IncompleteRead"):
-        return TruncatedError(f"{host} closed the connection in mid-answer ({text})", transient=True)
+    if kind in ("RemoteProtocolError", "ReadError", "IncompleteRead", "ProtocolError"):
+        return TruncatedError(
+            f"{host} closed the connection in mid-answer ({text}): check the proxy or mirror in between", transient=True
+        )
+    if kind in ("DecodingError", "DecodeError"):
+        return FetchError(
+            f"{host} sends what is not in the encoding it says ({text}): check the proxy in between", transient=True
+        )
+    if kind == "ProxyError":
+        return FetchError(
+            f"The proxy on the way to {host} does not let us through ({text}): {_PROXY_REMEDY}",
+            transient="407" not in text,
+        )
     if kind in ("UnsupportedProtocol", "InvalidURL", "TooManyRedirects"):
         return FetchError(f"{host} cannot be asked: {text}")
     return FetchError(
         f"{host} cannot be reached ({text or kind}): check the endpoint, the proxy and the network policy",
         transient=True,
     )
+
+
+def _explain_certificate(host: str, text: str) -> FetchError:
+    """What helps depends on what is wrong with it: an authority in the Secret makes no expired certificate valid."""
+    if "not yet valid" in text or "has expired" in text:
+        remedy = "renew it, or set the node's clock if that is what is wrong"
+    elif "mismatch" in text:
+        remedy = "write the endpoint with a name it is made for"
+    else:
+        remedy = "put its authority into the Secret as ca.crt"
+    return FetchError(f"The certificate of {host} is not trusted ({text}): {remedy}")
+
+
+def _date(text: str) -> datetime | None:
+    """An HTTP date. One without a zone is in UTC, as all of them are."""
+    try:
+        found = email.utils.parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _read_detail(response: httpx.Response) -> str:

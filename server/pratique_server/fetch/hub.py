@@ -67,7 +67,9 @@ class HubRemote:
             raise self._explain(error) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FetchError(
-                f"{self._endpoint} does not answer as a hub does: {error or type(error).__name__}", transient=True
+                f"{self._endpoint} does not answer as a hub does ({error or type(error).__name__}): check the endpoint, and whether a "
+                "proxy or a login stands in between",
+                transient=True,
             ) from error
         selection = select(found, self._wanted)
         require_usable(selection, self._wanted, self._name())

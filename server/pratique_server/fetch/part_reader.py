@@ -15,7 +15,7 @@ import httpx
 
 from pratique_server.fetch.errors import CorruptError, FetchError, StalledError, TruncatedError
 from pratique_server.fetch.halt import Halt
-from pratique_server.fetch.http_client import explain_transport, raise_for_status
+from pratique_server.fetch.http_client import explain_page, explain_transport, is_page, raise_for_status
 from pratique_server.fetch.numbers import whole_number
 from pratique_server.fetch.parts import Part
 from pratique_server.fetch.progress import Progress
@@ -81,12 +81,17 @@ class PartReader:
         if part.end is None:
             part.end = part.position
         elif not part.complete:
-            raise TruncatedError(f"{job.file.path} ended {part.missing} bytes before its end", transient=True)
+            raise TruncatedError(
+                f"{job.file.path} ended {part.missing} bytes before its end: check the proxy or mirror in between",
+                transient=True,
+            )
 
     def _accept(self, job: Job, part: Part, response: httpx.Response) -> int:
         """Check that the answer is the range that was asked for; how many bytes at its start are there already."""
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise FetchError(f"{response.url.host} sends {job.file.path} compressed, which was not asked for")
+            raise FetchError(
+                f"{response.url.host} sends {job.file.path} compressed, which was not asked for: check the proxy or mirror in between"
+            )
         if response.status_code != httpx.codes.PARTIAL_CONTENT:
             _check_length(job, response)
             _become_one_part(job, part)
@@ -125,6 +130,8 @@ class PartReader:
 
 def _check_length(job: Job, response: httpx.Response) -> None:
     length = whole_number(response.headers.get("content-length", ""))
+    if is_page(response.headers) and (length is None or length != job.file.size):
+        raise explain_page(response.url.host, job.file.path)
     if length is not None and job.file.size is not None and length != job.file.size:
         raise _other_size(job, length)
 

@@ -12,7 +12,7 @@ import httpx
 
 from pratique_contract.canonical import JSON_ERRORS
 from pratique_server.fetch.errors import FetchError
-from pratique_server.fetch.http_client import explain_transport, raise_for_status
+from pratique_server.fetch.http_client import explain_page, explain_transport, is_page, raise_for_status
 from pratique_server.fetch.secrets import Credentials
 
 MANIFEST_TYPES: Final = (
@@ -27,6 +27,8 @@ MANIFEST_BYTES_MAX: Final = 4 * 1024 * 1024  # what registries accept
 # A token may run out again before the request that asked for it gets there: its neighbours use it too.
 TRIES_MAX: Final = 4
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
+# Where the API of a registry is not at the name that people and container engines call it by.
+_HOSTS: Final = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -38,7 +40,7 @@ class Repository:
         self._repository = repository
         self._client = client
         scheme = "http" if urlsplit(f"//{registry}").hostname in _LOOPBACK else "https"
-        self._base = f"{scheme}://{registry}/v2/{repository}"
+        self._base = f"{scheme}://{_HOSTS.get(registry, registry)}/v2/{repository}"
         self.auth = RegistryAuth(registry, repository, client=client, credentials=credentials, base=self._base)
 
     def blob_url(self, key: str) -> str:
@@ -51,7 +53,10 @@ class Repository:
         content = b""
         try:
             with self._client.stream("GET", url, headers=headers, auth=self.auth) as response:
-                raise_for_status(response, f"manifest {reference} of {self._repository}")
+                what = f"manifest {reference} of {self._repository}"
+                raise_for_status(response, what)
+                if is_page(response.headers):
+                    raise explain_page(response.url.host, what)
                 for chunk in response.iter_bytes():
                     content += chunk
                     if len(content) > MANIFEST_BYTES_MAX:

@@ -20,6 +20,8 @@ _URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>\\^`{}|]+", re.IGNOREC
 _SECRET_BYTES_MAX: Final = 64 * 1024
 # A shorter value would take ordinary words out of sentences.
 _SECRET_LENGTH_MIN: Final = 4
+# A person chose these; all others are made by a machine, out of ASCII, and go into headers that can hold nothing else.
+_ANY_TEXT: Final = ("username", "password")
 HIDDEN: Final = "***"
 CUT: Final = "…"
 
@@ -80,6 +82,11 @@ def _read(path: Path) -> str | None:
         raise FetchError(f"The key {path.name} of the Secret cannot be read: {error}") from error
     if len(content) > _SECRET_BYTES_MAX or any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise FetchError(f"The key {path.name} of the Secret is not one line of text")
+    if path.name not in _ANY_TEXT and not text.isascii():
+        raise FetchError(
+            f"The key {path.name} of the Secret has characters that none has (a quotation mark of a text editor, an invisible one): "
+            "copy it again"
+        )
     return text or None
 
 

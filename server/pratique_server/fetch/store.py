@@ -131,13 +131,14 @@ class Store:
 
     def publish(self, receipt: Receipt) -> None:
         """Give the verified files their final name. What is only on its way to the disk is written out first."""
-        for name in (STATE_FOLDER, ARCHIVES_FOLDER):
-            shutil.rmtree(self.partial / name, ignore_errors=True)
         names = [entry.path for entry in receipt.files]
         text = json.dumps(receipt.to_json_value(), indent=1, sort_keys=True)
         (self.partial / RECEIPT_FILE).write_text(text + "\n", encoding="utf-8")
         for name in [*(n for n in names if (self.partial / n).exists()), RECEIPT_FILE]:
             _sync(self.partial / name)
+        # Last, and quick: whoever is killed before this goes on where it was, after it fetches again.
+        for name in (STATE_FOLDER, ARCHIVES_FOLDER):
+            shutil.rmtree(self.partial / name, ignore_errors=True)
         if self.path.is_dir() and any(self.path.iterdir()):
             self._add_to_finished(names)
         else:
@@ -167,10 +168,21 @@ class Store:
                     continue
         return total
 
+    def require_names(self, names: set[str]) -> None:
+        """Refuse a volume that has made one file out of two, as those do that do not tell upper from lower case: each was right when it
+        was read back, and one of them lies there under both names."""
+        there = set(list_files(self.partial, skip=(STATE_FOLDER, ARCHIVES_FOLDER)))
+        if missing := sorted(names - there):
+            raise FetchError(
+                f"{missing[0]} does not lie on the cache volume under this name: its file system does not tell all names apart (upper "
+                "and lower case); use a volume that does"
+            )
+
     def neighbours(self) -> list[str]:
-        """Other finished folders on the volume, for a person who has to make room."""
-        found = self.path.parent.glob(f"*/{RECEIPT_FILE}")
-        return sorted(receipt.parent.name for receipt in found if receipt.parent != self.path)
+        """Other folders on the volume, finished or begun and left, for a person who has to make room."""
+        finished = (receipt.parent for receipt in self.path.parent.glob(f"*/{RECEIPT_FILE}"))
+        begun = self.path.parent.glob(".*.partial")
+        return sorted(folder.name for folder in (*finished, *begun) if folder not in (self.path, self.partial))
 
 
 def list_files(folder: Path, *, skip: tuple[str, ...] = ()) -> Iterator[str]:

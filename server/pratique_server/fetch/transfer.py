@@ -253,7 +253,9 @@ class Transfer:
             return
         self._start_over(job)
         if job.again:
-            raise CorruptError(f"{problem}; it was fetched twice")
+            raise CorruptError(
+                f"{problem}; it was fetched twice: a proxy or mirror in between changes it, or the source itself is damaged"
+            )
         job.again = True
         _log.warning("Fetching again from nothing: %s", problem)
         self._submit_again(job)

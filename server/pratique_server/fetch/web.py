@@ -6,7 +6,7 @@ import httpx
 
 from pratique_server.fetch.errors import CorruptError, FetchError
 from pratique_server.fetch.hashing import Checksum
-from pratique_server.fetch.http_client import explain_transport, raise_for_status
+from pratique_server.fetch.http_client import explain_page, explain_transport, is_page, raise_for_status
 from pratique_server.fetch.numbers import whole_number
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
 from pratique_server.fetch.secrets import Credentials, clean_url
@@ -60,7 +60,10 @@ class WebRemote:
         auth = self._auth if self._auth is not None else httpx.USE_CLIENT_DEFAULT
         try:
             with self._client.stream("GET", url, headers=headers, auth=auth) as response:
-                raise_for_status(response, f"archive {urlsplit(url).path}")
+                what = f"archive {urlsplit(url).path}"
+                raise_for_status(response, what)
+                if is_page(response.headers):
+                    raise explain_page(response.url.host, what)
                 self._content = _content_name(response)
                 if response.status_code == httpx.codes.PARTIAL_CONTENT:
                     size = response.headers.get("content-range", "").rpartition("/")[2]

@@ -1,0 +1,73 @@
+"""Cache volumes that are not what they seem: that fold names, that are full of what was begun and left, that cannot be written."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pratique_contract.reasons import Reason
+from pratique_server.fetch.store import Store
+from tests.support.fetching import NAME, Place, failure, fetch, make_repository, same_content
+from tests.support.hub import Hub
+
+
+def test_a_volume_that_takes_two_names_for_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SMB shares do. Each file is right when it is read back, and then the other one overwrites it under the same receipt."""
+    origin = make_repository(tmp_path / "origin" / NAME)
+    (origin / "Config.json").write_text('{"another": "file"}')
+
+    def folded(self: Store, name: str) -> Path:
+        path = self.partial / name.lower()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    with Hub(tmp_path / "origin") as hub:
+        place = Place(hub, origin, tmp_path / "cache" / "hf-1")
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "data_file", folded)
+            error = failure(place.target(), place.settings())
+        assert not place.path.exists()
+        fetch(place.target(), place.settings())  # a volume that keeps them apart
+        assert same_content(place.path, origin)
+    assert error.reason is Reason.DOWNLOAD_FAILED
+    assert "Config.json does not lie on the cache volume under this name" in error.message
+
+
+def test_a_full_volume_names_what_was_begun_and_left_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that was deleted in mid-download leaves hundreds of gigabytes under a name that `ls` does not show."""
+    left = place.path.with_name(".hf-of-a-deleted-service.partial")
+    left.mkdir(parents=True)
+    monkeypatch.setattr(Store, "free_bytes", lambda _: 100_000)
+    error = failure(place.target(), place.settings())
+    assert error.reason is Reason.DISK_FULL
+    assert f"it also holds {left.name}" in error.message
+    assert place.partial.name not in error.message
+    assert f"hf://{NAME} at {place.commit[:12]}" in error.message
+
+
+def test_a_complete_folder_on_a_volume_that_cannot_be_written_is_used(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that somebody has filled and mounts read-only."""
+    fetch(place.target(), place.settings())
+    asked = len(place.hub.requests)
+    mkdir, real_open = Path.mkdir, os.open
+
+    def no_folder(path: Path, *arguments: Any, **options: Any) -> None:
+        if str(path).startswith(str(place.path.parent)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        mkdir(path, *arguments, **options)
+
+    def no_file(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if str(path).startswith(str(place.path.parent)) and flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real_open(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", no_folder)
+    monkeypatch.setattr(os, "open", no_file)
+    fetch(place.target(), place.settings())
+    assert len(place.hub.requests) == asked
+    other = place.target(path=place.path.with_name("hf-2"))
+    assert "mounted read-only" in failure(other, place.settings()).message
