@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
+from pratique_contract.reasons import DOWNLOAD_REASONS
 from pratique_contract.verdict import Reverification
 from pratique_operator.pods.containers import Finding
 from pratique_operator.pods.facts import PodFacts, observe_pod
@@ -226,17 +227,7 @@ def test_fetched_pod_is_being_created_since_its_fetch_ended() -> None:
     assert facts.creating_since == facts.fetched_at == NOW - timedelta(minutes=4, seconds=5)
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "DownloadUnauthorized",
-        "DownloadNotFound",
-        "DownloadRateLimited",
-        "DownloadCorrupt",
-        "DownloadStalled",
-        "DiskFull",
-    ],
-)
+@pytest.mark.parametrize("reason", sorted(DOWNLOAD_REASONS))
 def test_failed_fetch_tells_its_own_reason_also_while_the_kubelet_waits(reason: str) -> None:
     last = ended(f"{reason}: the hub said so\n")
     assert fetch_trouble(state=last) == (reason, "the hub said so")
