@@ -47,13 +47,13 @@ class ManagementThread:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket; ``port`` 0 takes a free one."""
+    """A bound TCP socket; ``port`` 0 takes a free one. An ``OSError`` names the address: a server has two of them."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from error
     return sock

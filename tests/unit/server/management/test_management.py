@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sys
 import time
 from typing import Any
@@ -14,7 +15,7 @@ from pratique_server import probe, serve
 from pratique_server.management import app
 from pratique_server.management.app import ManagementApp
 from pratique_server.management.status import LOOP_SILENCE_SECONDS_MAX, EngineReport, PodStatus
-from pratique_server.management.thread import ManagementThread
+from pratique_server.management.thread import ManagementThread, bind
 from pratique_server.metrics import Metrics, PodCollector
 from tests.unit.server.scripted import FINGERPRINT, FixedVerdict, idle_stats, make_spec
 
@@ -194,6 +195,15 @@ def test_answers_over_a_real_socket_from_its_own_thread_and_the_probe_prints_the
     assert capsys.readouterr().out.splitlines() == ["Verified: proved", "TemplateMismatch: chatTemplate differs"]
     assert probe.main(["readyz", "--port", str(thread.port)]) == 1
     assert capsys.readouterr().out.startswith("Unreachable: ")
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"Address already in use: 127\.0\.0\.1 port {port}$"):
+            bind("127.0.0.1", port)
 
 
 def test_serving_lets_the_probes_thread_have_the_interpreter_soon(monkeypatch: pytest.MonkeyPatch) -> None:
