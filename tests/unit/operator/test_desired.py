@@ -343,9 +343,12 @@ def test_grace_period_outlives_pre_stop_and_drain() -> None:
 
 
 def test_startup_budget_is_the_users() -> None:
-    """kubeai#172, kthena PR #943, aibrix#772: a fixed budget kills pods while they load."""
-    probe = pod(startup={"timeoutSeconds": 7200})["containers"][0]["startupProbe"]
+    """kubeai#172, kthena PR #943, aibrix#772: a fixed budget kills pods while they load. kserve#5062: liveness did, since nothing
+    held it back meanwhile; ai-runway/airunway#401: no probes at all."""
+    container = pod(startup={"timeoutSeconds": 7200})["containers"][0]
+    probe = container["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 7200
+    assert {"livenessProbe", "readinessProbe"} <= set(container)
 
 
 def test_template_options_reach_the_pod_and_own_variables_stay() -> None:

@@ -137,6 +137,16 @@ def test_serving_document_maps_sources_downloads_and_re_verification() -> None:
     assert serving.release.reverify == ReverifySpec(interval_seconds=5, failures=2, on_failure="Unready")
 
 
+def test_another_version_of_operator_and_server_finds_what_was_fetched_before() -> None:
+    """LLMKube#193: cached models were downloaded again at an upgrade. Where a source lies follows from source and revision alone."""
+
+    def path(image: str) -> str:
+        built = target(config=OperatorConfig(server_image=image), model=HUB, engine={})
+        return ServingSpec.model_validate_json(built.config_data[constants.SERVING_FILE]).model.path
+
+    assert path("registry/server:1") == path("registry/server:2") == cache_folder(HUB["uri"], HUB["revision"])
+
+
 def test_what_the_user_did_not_say_is_the_servers_own_default() -> None:
     built = target(model=HUB, download={"cache": {"claimName": "models"}})
     serving = ServingSpec.model_validate_json(built.config_data[constants.SERVING_FILE])

@@ -157,6 +157,7 @@ async def test_the_gates_token_opens_a_pod_that_is_not_verified_and_only_that_to
 
 
 async def test_clients_cannot_reserve_or_choose_a_cache_salt() -> None:
+    """vllm PR#53347: a salt that clients choose isolates nobody."""
     api = make_api()
     await api.chat({"cache_salt": "mine"})
     assert (api.engine.requests[0].reserved, api.engine.requests[0].cache_salt) == (False, "")

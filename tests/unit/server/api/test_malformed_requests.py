@@ -136,7 +136,8 @@ async def assert_refused(api: Api, response: Any, status: int, code: str, param:
 )
 @pytest.mark.req("R3", "R8", "R9")
 async def test_a_wrong_field_is_named(change: dict[str, Any], code: str, param: str) -> None:
-    """vllm#6707, vllm#10432, vllm PR#4529, vllm#13175, vllm PR#16529, llama-cpp-python#1805, fastapi#14400 (never 422)."""
+    """vllm#6707, vllm#10432, vllm PR#4529, vllm#13175, vllm PR#16529, llama-cpp-python#1805, fastapi#14400 (never 422);
+    llama.cpp#24097: a response_format that was accepted and did nothing."""
     api = make_api()
     await assert_refused(api, await api.chat(change), 400, code, param)
 
