@@ -85,7 +85,7 @@ class Fetcher:
         try:
             self._fetch(target, source)
         except OSError as error:
-            raise explain_os_error(error, str(target.path)) from error
+            raise explain_os_error(error, str(target.path)).about(target.name) from error
         except FetchError as error:
             raise error.about(target.name) from error
 

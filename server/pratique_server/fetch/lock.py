@@ -126,7 +126,13 @@ class FolderLock:
         if self._newest() != number:  # somebody took, released and tidied up since we looked
             return False
         self._number = number
-        self._beat()
+        try:
+            self._beat()
+        except OSError:
+            # On a full volume: a file without a beat would be waited for as for a pod that lives.
+            self._number = 0
+            path.unlink(missing_ok=True)
+            raise
         for old in range(max(1, number - 8), number):
             self._path(old).unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._keep_beating, name="lock", daemon=True)
@@ -159,8 +165,12 @@ class FolderLock:
         value = {"beat": beat, "name": self._name, "line": self._describe(), "process": _this_process()}
         path = self._path(self._number)
         partial = path.with_name(f".{self._token}.new")
-        partial.write_text(json.dumps(value), encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps(value), encoding="utf-8")
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # every attempt would leave another one
+            raise
 
     def _read(self) -> Holder | None:
         number = self._newest()

@@ -2,12 +2,14 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pratique_contract.reasons import Reason
+from pratique_server.fetch.lock import LockTimes
 from pratique_server.fetch.store import Store
 from tests.support.fetching import NAME, Place, failure, fetch, make_repository, same_content
 from tests.support.hub import Hub
@@ -45,6 +47,27 @@ def test_a_full_volume_names_what_was_begun_and_left_too(place: Place, monkeypat
     assert f"it also holds {left.name}" in error.message
     assert place.partial.name not in error.message
     assert f"hf://{NAME} at {place.commit[:12]}" in error.message
+
+
+def test_a_volume_without_room_for_the_lock_is_full_and_nobody_is_waited_for_afterwards(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that could be created but not written was taken for another pod's, for as long as a dead one is."""
+    write_text = Path.write_text
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> int:
+        if path.parent == Store(place.path).lock:
+            path.touch()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_text(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", refuse)
+        assert failure(place.target(), place.settings()).reason is Reason.DISK_FULL
+    assert list(Store(place.path).lock.iterdir()) == []
+    patient = replace(place.settings(), lock_times=LockTimes(beat_seconds=0.05, poll_seconds=0.02, dead_seconds=60.0))
+    fetch(place.target(), patient)
+    assert same_content(place.path, place.origin)
 
 
 def test_a_complete_folder_on_a_volume_that_cannot_be_written_is_used(
