@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass
 from xml.etree.ElementTree import ParseError
 
 import certifi
@@ -37,6 +36,7 @@ from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.errors import CorruptError, FetchError, NotFoundError
 from pratique_server.fetch.hashing import Checksum
 from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport
+from pratique_server.fetch.proxies import proxy_for
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.selection import Wanted, require_usable, select
@@ -97,7 +97,7 @@ class BucketRemote:
             # Asking the store for the region needs a right of its own; only the default endpoint has more than one.
             region=region or (None if endpoint == DEFAULT_ENDPOINT else DEFAULT_REGION),
             credentials=_choose_provider(credentials),
-            http_client=_make_pool(parts.scheme, self._host, tls=tls, read_seconds=download.stall_seconds),
+            http_client=_make_pool(f"{parts.scheme}://{self._host}", tls=tls, read_seconds=download.stall_seconds),
         )
 
     def list(self) -> Listing:
@@ -189,14 +189,13 @@ class BucketRemote:
         return explain_transport(error, f"https://{self._host}")
 
 
-def _make_pool(scheme: str, host: str, *, tls: ssl.SSLContext, read_seconds: float) -> urllib3.PoolManager:
+def _make_pool(endpoint: str, *, tls: ssl.SSLContext, read_seconds: float) -> urllib3.PoolManager:
     """Through the environment's proxy, as the bytes themselves go: urllib3 alone does not look there."""
-    proxies = getproxies_environment()
-    proxy = proxies.get(scheme) or proxies.get("all")
+    proxy = proxy_for(endpoint)
     timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=read_seconds)
-    if not proxy or proxy_bypass(host):
+    if proxy is None:
         return urllib3.PoolManager(timeout=timeout, retries=False, ssl_context=tls, ca_certs=certifi.where())
-    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    parts = urlsplit(proxy)
     name = unquote(f"{parts.username}:{parts.password or ''}") if parts.username else None
     return urllib3.ProxyManager(
         f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",

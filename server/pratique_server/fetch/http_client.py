@@ -25,6 +25,7 @@ from pratique_server.fetch.errors import (
     UnauthorizedError,
 )
 from pratique_server.fetch.numbers import whole_number
+from pratique_server.fetch.proxies import ByEnvironment
 from pratique_server.fetch.secrets import Credentials, clean_url
 
 CONNECT_SECONDS: Final = 15.0
@@ -60,10 +61,11 @@ _trust_usual_authorities = cache(_read_usual_authorities)
 def make_client(credentials: Credentials, download: DownloadSpec, *, tls: ssl.SSLContext | None = None) -> httpx.Client:
     """A client whose reads give up after ``stall_seconds`` of silence."""
     connections = download.connections + 2  # beside the bodies: listings and tokens
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
     return httpx.Client(
-        verify=tls or make_tls(credentials),
+        transport=ByEnvironment(verify=tls or make_tls(credentials), limits=limits),
+        trust_env=False,
         timeout=httpx.Timeout(CONNECT_SECONDS, read=download.stall_seconds, pool=None),
-        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         headers={"User-Agent": USER_AGENT},
         follow_redirects=True,
     )

@@ -26,6 +26,7 @@ from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.errors import CorruptError, FetchError, NotFoundError, UnauthorizedError
 from pratique_server.fetch.hashing import Checksum
 from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport
+from pratique_server.fetch.proxies import proxy_for
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.selection import Wanted, require_usable, select
@@ -55,7 +56,8 @@ class HubRemote:
         self._endpoint = (download.hub_endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
         self._api = HfApi(endpoint=self._endpoint, token=self._token or False, user_agent="pratique-fetch")
         self._commit: str | None = source.revision if source.immutable else None
-        set_client_factory(lambda: _make_hub_client(tls, read_seconds=download.stall_seconds))
+        proxy = proxy_for(self._endpoint)
+        set_client_factory(lambda: _make_hub_client(tls, read_seconds=download.stall_seconds, proxy=proxy))
 
     def list(self) -> Listing:
         try:
@@ -161,6 +163,6 @@ class _OneTryClient(httpx2.Client):
         return response
 
 
-def _make_hub_client(tls: ssl.SSLContext, *, read_seconds: float) -> httpx2.Client:
+def _make_hub_client(tls: ssl.SSLContext, *, read_seconds: float, proxy: str | None) -> httpx2.Client:
     timeout = httpx2.Timeout(CONNECT_SECONDS, read=read_seconds)
-    return _OneTryClient(verify=tls, timeout=timeout, follow_redirects=True)
+    return _OneTryClient(verify=tls, timeout=timeout, follow_redirects=True, proxy=proxy, trust_env=False)

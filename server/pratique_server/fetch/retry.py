@@ -38,12 +38,14 @@ class Attempts:
         self._failed = 1 if gained >= GAIN_BYTES else self._failed + 1
         if self._failed >= self._policy.attempts:
             raise self._spent(error) from error
+        pause = min(self._policy.pause_seconds * 2.0 ** (self._failed - 1), self._policy.pause_seconds_max)
+        pause *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads many pods, keeps no secret
         if error.wait_seconds is None:
-            pause = min(self._policy.pause_seconds * 2.0 ** (self._failed - 1), self._policy.pause_seconds_max)
-            return pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads many pods, keeps no secret
+            return pause
         if error.wait_seconds > self._policy.retry_after_seconds_max:
             raise self._too_long(error, error.wait_seconds) from error
-        return error.wait_seconds
+        # A peer that says "now" to everybody and refuses again would see all attempts within a moment.
+        return max(pause, error.wait_seconds)
 
     def _spent(self, error: FetchError) -> FetchError:
         return type(error)(f"{error.message}; gave up after {self._failed} attempts")

@@ -143,6 +143,16 @@ def test_a_bucket_s_list_takes_the_environment_s_proxy_as_its_bytes_do(
         assert proxy.requests == []
 
 
+def test_a_model_comes_through_the_environment_s_proxy_and_what_it_may_not_reach_without(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub stands in for the proxy, too: it is asked for another host's addresses. Its storage is listed as one to reach directly."""
+    monkeypatch.setenv("http_proxy", place.hub.url)
+    monkeypatch.setenv("no_proxy", "localhost,fe80::/10,10.0.0.0/8")
+    fetch(place.target(), make_settings(DownloadSpec(hub_endpoint="http://hub.invalid")))
+    assert same_content(place.path, place.origin)
+
+
 def test_an_address_that_speaks_no_tls_says_so(place: Place) -> None:
     settings = make_settings(DownloadSpec(hub_endpoint=place.hub.url.replace("http:", "https:")))
     assert "speaks no TLS" in failure(place.target(), settings).message

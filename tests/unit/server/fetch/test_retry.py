@@ -47,6 +47,12 @@ def test_the_peer_s_own_time_is_kept_up_to_a_limit() -> None:
         attempts.after(RateLimitedError("slow", transient=True, wait_seconds=101.0))
 
 
+def test_a_peer_that_says_now_and_refuses_again_is_asked_at_our_own_pace() -> None:
+    attempts, error = Attempts(POLICY), RateLimitedError("slow", transient=True, wait_seconds=0.0)
+    assert 0.5 <= attempts.after(error) <= 1.0
+    assert 1.0 <= attempts.after(error) <= 2.0
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
