@@ -3,7 +3,6 @@ headers on every answer, authentication and readiness before anything is read, e
 """
 
 import asyncio
-import hmac
 import logging
 import secrets
 from contextlib import AbstractContextManager, nullcontext
@@ -13,17 +12,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pratique_contract import constants
+from pratique_server.api.admission import admit, require_still_admitted
 from pratique_server.api.errors import error_body, error_headers, rule_of
 from pratique_server.api.state import ApiState
 from pratique_server.api.trace import RequestTrace, finish_trace
 from pratique_server.errors import (
     CancelledByClientError,
-    DrainingError,
-    EngineUnavailableError,
     InternalError,
-    InvalidApiKeyError,
     InvalidRequestError,
-    NotReadyError,
     PratiqueError,
     SaturatedError,
 )
@@ -31,6 +27,7 @@ from pratique_server.http_server import ABORT_KEY
 
 TRACE_KEY: Final = "pratique_trace"
 DISCARD_SECONDS_MAX: Final = 2.0
+HTTP_ERRORS_FROM: Final = 400
 GENERATING_PATHS: Final = frozenset({constants.CHAT_COMPLETIONS_PATH})
 _CLOSE: Final = (b"connection", b"close")
 _log = logging.getLogger(__name__)
@@ -78,29 +75,6 @@ class Edge:
         return self._state.live.serve_user() if counts else nullcontext()
 
 
-def admit(trace: RequestTrace, headers: Headers, state: ApiState) -> None:
-    """Who is it, and may anybody be served now. The gate's token is its key, and opens the pod before the verdict."""
-    token = headers.get(constants.PROBE_HEADER)
-    if token is not None:
-        if not hmac.compare_digest(token.encode(), state.probe_token.encode()):
-            raise InvalidApiKeyError("The probe token is not this process's own")
-        trace.reserved, trace.tenant = True, "pratique-probe"
-        return
-    if state.keys is not None:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        trace.tenant = state.keys.tenant_of(key.strip()) if scheme.lower() == "bearer" else None
-        if trace.tenant is None:
-            raise InvalidApiKeyError("The API key is missing or not known")
-    if state.status.refusing:
-        raise DrainingError("This pod is stopping; another one will answer")
-    problem = state.status.engine_problem()
-    if problem is not None:
-        raise EngineUnavailableError(problem.message)
-    verified = state.status.verified()
-    if not verified.ready:
-        raise NotReadyError(f"This pod is not verified: {verified.reason}")
-
-
 class _Exchange:
     """One request and its answer: wraps ``receive`` and ``send`` to know what was read and sent."""
 
@@ -146,6 +120,8 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            if message["status"] < HTTP_ERRORS_FROM:
+                require_still_admitted(self.trace, self._state)
             self._started = True
             self.trace.status = message["status"]
             headers = [*message.get("headers", []), *self._own_headers()]

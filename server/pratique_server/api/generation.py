@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from pratique_server import errors
+from pratique_server.api.admission import require_still_admitted
 from pratique_server.api.answer import Answer, Piece
 from pratique_server.api.pipeline import PreparedChat
 from pratique_server.api.state import ApiState
@@ -25,6 +26,8 @@ class Generation:
     """Use as ``async with``; ``next_piece`` until one has ``finish``."""
 
     def __init__(self, prepared: PreparedChat, *, state: ApiState, trace: RequestTrace) -> None:
+        # In one step with what is taken of the state and given to the engine: nothing can come in between.
+        require_still_admitted(trace, state)
         api, execution = prepared.api, prepared.execution
         self._request_id = execution.request_id
         self._deadline = prepared.deadline

@@ -82,10 +82,12 @@ async def prepare_chat(
 
 
 async def render_in_time(api: ApiRequest, deadline: Deadline, *, state: ApiState) -> Rendered:
-    """Messages to ids. Long prompts of others may be before this one in the text pool: the wait counts, and ends, as any other."""
+    """Messages to ids. Long prompts of others may be before this one in the text pool: the wait counts, and ends, as any other. The
+    renderer is the one of now: a later one may not be verified when its turn comes."""
+    render = state.renderer.render
     try:
         async with asyncio.timeout(deadline.at - state.clock()):
-            return await state.in_text_pool(lambda: state.renderer.render(api.messages))
+            return await state.in_text_pool(lambda: render(api.messages))
     except TimeoutError as error:
         raise deadline.error() from error
 

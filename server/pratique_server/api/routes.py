@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from pratique_contract import constants
 from pratique_server.api import fields
+from pratique_server.api.admission import require_still_admitted
 from pratique_server.api.body import read_json_object
 from pratique_server.api.chat import ChatResponse
 from pratique_server.api.chat_request import DEADLINE_MS_MAX, read_model_name
@@ -68,7 +69,8 @@ async def tokenize_body(body: dict[str, Any], state: ApiState) -> dict[str, Any]
         ids = (await render_body({"messages": body["messages"]}, state))["ids"]
     else:
         prompt = fields.text(length_max=state.spec.limits.max_body_bytes, empty=True)("prompt", body["prompt"])
-        ids = await state.in_text_pool(lambda: state.renderer.tokenizer.encode(prompt))
+        encode = state.renderer.tokenizer.encode
+        ids = await state.in_text_pool(lambda: encode(prompt))
     return {"tokens": ids, "count": len(ids), "max_model_len": state.release.context_limit}
 
 
@@ -86,7 +88,8 @@ async def render_body(body: dict[str, Any], state: ApiState) -> dict[str, Any]:
     _check_fields(body, {"model", "messages", "add_generation_prompt"}, state)
     messages = read_messages(body.get("messages"), count_max=state.limits.messages_max)
     prompt = fields.boolean("add_generation_prompt", body.get("add_generation_prompt", True))
-    rendered = await state.in_text_pool(lambda: state.renderer.render(messages, add_generation_prompt=prompt))
+    render = state.renderer.render
+    rendered = await state.in_text_pool(lambda: render(messages, add_generation_prompt=prompt))
     return {"text": rendered.text, "ids": rendered.ids, "count": len(rendered.ids)}
 
 
@@ -107,7 +110,9 @@ def _deadline_header(request: Request) -> int | None:
 
 
 async def _body(request: Request, state: ApiState) -> dict[str, Any]:
-    return await read_json_object(request, bytes_max=state.spec.limits.max_body_bytes, limits=state.limits)
+    body = await read_json_object(request, bytes_max=state.spec.limits.max_body_bytes, limits=state.limits)
+    require_still_admitted(request.scope[TRACE_KEY], state)
+    return body
 
 
 def _model_value(state: ApiState) -> dict[str, Any]:

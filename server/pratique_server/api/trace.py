@@ -28,6 +28,7 @@ class RequestTrace:
     arrived_at: float
     reserved: bool = False
     generates: bool = False
+    admitted_under: str | None = None
     tenant: str | None = None
     status: int | None = None
     stream: bool | None = None

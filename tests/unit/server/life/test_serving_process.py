@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_server import probe
+from pratique_server.artifacts.files import LoadedFile
 from pratique_server.config import EngineLimits
 from pratique_server.engine.protocol import (
     EngineDeadError,
     EngineError,
+    EngineIdentity,
 )
 from pratique_server.life.loading import Loaded
 from pratique_server.life.verification import Verification
 from pratique_server.text import Tokenizer
-from tests.unit.server.life.pods import pod
+from tests.unit.server.life.pods import BODY, LivingEngine, pod
 from tests.unit.server.scripted import events_of, eventually
 
 
@@ -233,3 +236,33 @@ async def test_the_management_port_answers_while_the_event_loop_is_stuck(tiny_mo
                 time.sleep(0.01)  # the event loop does not turn meanwhile
             assert asking.done(), "nobody answered while the event loop was stuck"
             assert asking.result()[0]
+
+
+class ReplacedWeights(LivingEngine):
+    """From its second epoch on it has loaded another file."""
+
+    async def identity(self) -> EngineIdentity:
+        found = await super().identity()
+        other = LoadedFile(path="model.safetensors", size=1, sha256="sha256:" + "2" * 64)
+        return found if self.epoch == 1 else msgspec.structs.replace(found, model_files=[other])
+
+
+async def test_a_request_that_outlives_its_engine_is_not_served_by_one_that_loaded_something_else(
+    tiny_model_dir: Path,
+) -> None:
+    """The headers come to a verified pod; while the body is on its way the engine dies and the next one reads other bytes."""
+    engine = ReplacedWeights(events_of("other weights"))
+    async with pod(tiny_model_dir, engine=engine) as it:
+        await it.until("readyz", 200)
+        body = json.dumps(BODY).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.process.api_port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: pod\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        writer.write(f"{head}\r\n\r\n".encode())
+        await eventually(lambda: len(it.process._live) == 1)
+        engine.dead.set()
+        await eventually(lambda: it.process.holder.current().reason == "ModelMismatch")
+        writer.write(body)
+        status = await reader.readline()
+        writer.close()
+        assert status.split()[1] == b"503"
+        assert all(request.reserved for request in it.engine.requests)
