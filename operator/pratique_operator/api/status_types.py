@@ -33,7 +33,10 @@ class RevisionStatus(ContractModel):
 
     revision: str = Field(description="Its name: a hash of all that can change its pods.")
     fingerprint: str | None = Field(default=None, description="The release its pods have to be.")
-    model_revision: str | None = Field(default=None, description="spec.model.revision it was made from.")
+    model_revision: str | None = Field(
+        default=None,
+        description="spec.model.revision, against which the fetch held the files; none for mounted sources, where nothing does.",
+    )
     weight: int = Field(description="Its share of traffic in percent.")
     replicas: int = Field(description="Its pods.")
     ready_replicas: int = Field(description="Pods that are ready.")

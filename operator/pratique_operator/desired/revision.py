@@ -11,6 +11,7 @@ from typing import Any
 from pratique_contract import ServingSpec, constants
 from pratique_contract.canonical import digest_bytes, digest_json, short_digest
 from pratique_contract.record import ReleaseRecord
+from pratique_contract.sources import is_fetched
 from pratique_operator import names
 from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.config import OperatorConfig
@@ -84,7 +85,9 @@ def compute_target(
     )
     # A review is for the operator: added to a record that is in use, it restarts no pod.
     record_text = "" if record is None else record.model_copy(update={"review": None}).to_json()
-    unnamed = Target("", template, {}, serving.release.fingerprint, spec.model.revision)
+    # Of a mounted source it is a note that nothing checks: in the status it would read as what is served.
+    checked = spec.model.revision if is_fetched(spec.model.uri) else None
+    unnamed = Target("", template, {}, serving.release.fingerprint, checked)
     if trust is None:
         unnamed = replace(
             unnamed, record=record, record_ref=spec.release.record_ref.name if spec.release.record_ref else None

@@ -137,6 +137,12 @@ def test_serving_document_maps_sources_downloads_and_re_verification() -> None:
     assert serving.release.reverify == ReverifySpec(interval_seconds=5, failures=2, on_failure="Unready")
 
 
+def test_a_revision_that_nothing_checks_is_not_told_as_the_one_that_serves() -> None:
+    """Weights from another commit than the status reports: of a mounted folder spec.model.revision is somebody's note."""
+    assert target(model=HUB).model_revision == "a" * 40
+    assert target(model={"uri": "pvc://models/x", "revision": "a" * 40}).model_revision is None
+
+
 def test_another_version_of_operator_and_server_finds_what_was_fetched_before() -> None:
     """LLMKube#193: cached models were downloaded again at an upgrade. Where a source lies follows from source and revision alone."""
 
