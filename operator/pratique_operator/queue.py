@@ -22,6 +22,9 @@ Work = Callable[[Key], Awaitable[Outcome]]
 
 # One change of a spec causes a burst of events; wait a moment so that they share one pass.
 COALESCE_SECONDS: Final = 0.05
+# A rollout trickles: Deployment, pods and endpoints report step by step, and each pass is a dozen calls. The first event is answered at
+# once, what follows it shares the next pass.
+SPACING_SECONDS: Final = 0.3
 BACKOFF_SECONDS_MIN: Final = 0.5
 BACKOFF_SECONDS_MAX: Final = 60.0
 IDLE_SECONDS_MAX: Final = 5.0
@@ -40,6 +43,7 @@ class ReconcileQueue:
         self._due: dict[Key, float] = {}
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._failures: dict[Key, int] = {}
+        self._started: dict[Key, float] = {}
         self._wake = asyncio.Event()
         self._beat = time.monotonic()
 
@@ -49,8 +53,9 @@ class ReconcileQueue:
         return time.monotonic() - self._beat
 
     def trigger(self, key: Key) -> None:
-        """Ask for a pass soon."""
-        self._schedule(key, COALESCE_SECONDS)
+        """Ask for a pass soon, but not right after the last one began."""
+        spaced = self._started.get(key, 0.0) + SPACING_SECONDS - time.monotonic()
+        self._schedule(key, max(COALESCE_SECONDS, spaced))
 
     def _schedule(self, key: Key, delay_seconds: float) -> None:
         due = time.monotonic() + delay_seconds
@@ -85,6 +90,7 @@ class ReconcileQueue:
         )
         for _, _, key in ready[: max(0, self._workers - len(self._running))]:
             del self._due[key]
+            self._started[key] = now
             self._running[key] = asyncio.create_task(self._pass(key), name=f"reconcile {key}")
 
     def _wait_seconds(self) -> float:
@@ -101,7 +107,9 @@ class ReconcileQueue:
             self._retry(key, error)
         else:
             self._failures.pop(key, None)
-            if outcome.requeue_seconds is not None:
+            if outcome.requeue_seconds is None:
+                del self._started[key]
+            else:
                 self._schedule(key, outcome.requeue_seconds * self._random.uniform(1 - JITTER, 1))
         finally:
             del self._running[key]

@@ -1,7 +1,8 @@
 """The operator from the source tree against the real API server of the test cluster.
 
-Each test has an empty namespace, an operator that looks after that namespace only, and pods on a node that ``FakeKubelet`` plays. The
-operator logs in as a ServiceAccount with exactly the chart's rules. Without a cluster this fails.
+Each test has an empty namespace and pods on a node that ``FakeKubelet`` plays. One operator lives through all tests of a worker, as
+operators do; tests that stop it or need another pace have one of their own. It logs in as a ServiceAccount with exactly the chart's
+rules. Without a cluster this fails.
 """
 
 import os
@@ -99,13 +100,18 @@ def namespaces(
     """This worker's namespaces, and a watch of the services in them that tells ``eventually`` when to look again."""
     run = uuid.uuid4().hex[:8]
     names = tuple(f"pratique-it-{run}-{number}" for number in range(NAMESPACES))
-    owners = f"{constants.LABEL_OPERATOR} in ({','.join(names)})"
+    owners = f"{constants.LABEL_OPERATOR} in ({','.join((*names, shared_name(names)))})"
     watch = Watch(admin, kinds.INFERENCE_SERVICE, selector=owners, changed=lambda: None)
     watch.start()
     found = Namespaces(admin, names, role, tmp_path_factory.mktemp("kubeconfigs"))
     yield found
     watch.stop()
     found.delete()
+
+
+def shared_name(names: tuple[str, ...]) -> str:
+    """The name of the operator that looks after all of a worker's namespaces."""
+    return f"{names[0]}-shared"
 
 
 @pytest.fixture
@@ -134,11 +140,16 @@ def shared_namespace(admin: client.ApiClient) -> Iterator[str]:
 
 @pytest.fixture
 def settings(namespace: str) -> OperatorConfig:
-    """The operator's settings: this namespace only, and quick about what no watch tells."""
+    """Of an operator of the test's own: this namespace only."""
+    return configure(namespace, (namespace,))
+
+
+def configure(operator_name: str, namespaces: tuple[str, ...]) -> OperatorConfig:
+    """Settings that are quick about what no watch tells."""
     return OperatorConfig(
         allow_file_sources=True,
-        watch_namespaces=(namespace,),
-        operator_name=namespace,
+        watch_namespaces=namespaces,
+        operator_name=operator_name,
         resync_seconds=2.0,
         retry_seconds=0.3,
         reference_seconds=0.3,
@@ -171,7 +182,25 @@ def base(
     kubelet: FakeKubelet,
     recording: set[tuple[str, str, str]],
 ) -> Base:
-    return Base(admin, namespace, kubelet, namespaces.kubeconfig(namespace), recording)
+    return Base(admin, namespace, kubelet, namespaces.kubeconfig, recording)
+
+
+@pytest.fixture(scope="session")
+def shared_operator(namespaces: Namespaces, recording: set[tuple[str, str, str]]) -> Iterator[Operator]:
+    """An operator that is there whatever the test."""
+    settings = configure(shared_name(namespaces.names), namespaces.names)
+    operator = Operator(namespaces.kubeconfig, settings, recording)
+    operator.start()
+    yield operator
+    operator.stop()
+
+
+@pytest.fixture
+def world(base: Base, shared_operator: Operator) -> Iterator[World]:
+    """The namespace and the operator that is always there: not to be stopped."""
+    yield World(base.namespace, base.admin, base.kubelet, shared_operator)
+    shared_operator.check()
+    shared_operator.forget()
 
 
 @pytest.fixture
@@ -183,8 +212,8 @@ def idle_world(base: Base, settings: OperatorConfig) -> Iterator[World]:
 
 
 @pytest.fixture
-def world(idle_world: World) -> World:
-    """The namespace with a running operator."""
+def own_world(idle_world: World) -> World:
+    """A world with an operator that may be stopped."""
     idle_world.operator.start()
     return idle_world
 

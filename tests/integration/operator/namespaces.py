@@ -9,7 +9,7 @@ import yaml
 from kubernetes import client
 
 from pratique_operator import kinds, labels
-from pratique_operator.cluster import ApiCluster
+from pratique_operator.cluster import ApiCluster, Manifest
 from pratique_operator.kinds import Kind
 from tests.integration.operator.changes import eventually
 
@@ -21,24 +21,24 @@ _TOKEN_SECONDS = 3600
 
 
 class Namespaces:
-    """Hands out namespaces in turn, so that one is being cleared while the next is in use. Each has a ServiceAccount with exactly the
-    rights of ``role`` in it, and a kubeconfig for it."""
+    """Hands out namespaces in turn, so that one is being cleared while the next is in use. ``kubeconfig`` logs in as a ServiceAccount
+    with exactly the rights of ``role`` in them and none elsewhere."""
 
     def __init__(self, api: client.ApiClient, names: tuple[str, ...], role: str, folder: Path) -> None:
-        self._api, self._role, self._folder = api, role, folder
-        self._cluster = ApiCluster(api, timeout_seconds=20)
-        self._core = client.CoreV1Api(api)
-        self._unmade, self._free = deque(names), deque[str]()
-        self._made: list[str] = []
+        self._api, self._cluster = api, ApiCluster(api, timeout_seconds=20)
+        self._core, self._rbac = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
+        self.names, self._free = names, deque(names)
+        for name in names:
+            self._core.create_namespace({"metadata": {"name": name}})
+        home = names[0]
+        self._core.create_namespaced_service_account(home, {"metadata": {"name": "operator"}})
+        for name in names:
+            self._grant(role, name)
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig(home)))
 
     def take(self) -> str:
         """An empty namespace."""
-        if self._unmade:
-            name = self._unmade.popleft()
-            self._core.create_namespace({"metadata": {"name": name}})
-            self._made.append(name)
-            self._make_account(name)
-            return name
         name = self._free.popleft()
         eventually(lambda: self._is_empty(name), timeout=60, what=f"{name} is empty again")
         return name
@@ -51,11 +51,8 @@ class Namespaces:
             self._cluster._call("DELETE", kind.path(name), query={"labelSelector": LABEL_MADE})
         self._free.append(name)
 
-    def kubeconfig(self, name: str) -> Path:
-        return self._folder / name
-
     def delete(self) -> None:
-        for name in self._made:
+        for name in self.names:
             self._core.delete_namespace(name)
 
     def _is_empty(self, name: str) -> bool:
@@ -63,25 +60,24 @@ class Namespaces:
         looked_at += [(kinds.INFERENCE_SERVICE, ""), *[(kind, LABEL_MADE) for kind in REFERRED]]
         return not any(self._cluster.list(kind, name, selector) for kind, selector in looked_at)
 
-    def _make_account(self, name: str) -> None:
-        rbac = client.RbacAuthorizationV1Api(self._api)
-        self._core.create_namespaced_service_account(name, {"metadata": {"name": "operator"}})
+    def _grant(self, role: str, name: str) -> None:
         binding = {
             "metadata": {"name": "operator"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": self._role},
-            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": name}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": self.names[0]}],
         }
-        rbac.create_namespaced_role_binding(name, binding)
+        self._rbac.create_namespaced_role_binding(name, binding)
+
+    def _kubeconfig(self, home: str) -> Manifest:
         wanted = {"spec": {"expirationSeconds": _TOKEN_SECONDS}}
-        token = self._core.create_namespaced_service_account_token("operator", name, wanted).status.token
+        token = self._core.create_namespaced_service_account_token("operator", home, wanted).status.token
         settings = self._api.configuration
         authority = base64.b64encode(Path(settings.ssl_ca_cert).read_bytes()).decode()
-        value = {
+        return {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "c", "cluster": {"server": settings.host, "certificate-authority-data": authority}}],
             "users": [{"name": "u", "user": {"token": token}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": name}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": home}}],
             "current-context": "x",
         }
-        self.kubeconfig(name).write_text(yaml.safe_dump(value))

@@ -14,7 +14,7 @@ class RecordingCluster:
     def __init__(self, cluster: Cluster, rights: set[Right]) -> None:
         self._cluster = cluster
         self._rights = rights
-        self.passes: Counter[str] = Counter()
+        self.passes: Counter[tuple[str, str]] = Counter()
 
     def _record(self, kind: Kind, *verbs: str, subresource: str | None = None) -> None:
         resource = kind.plural if subresource is None else f"{kind.plural}/{subresource}"
@@ -23,7 +23,7 @@ class RecordingCluster:
     def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         self._record(kind, "get")
         if kind == kinds.INFERENCE_SERVICE:  # how every pass begins
-            self.passes[name] += 1
+            self.passes[namespace, name] += 1
         return self._cluster.get(kind, namespace, name)
 
     def version(self, kind: Kind, namespace: str, name: str) -> str | None:

@@ -30,7 +30,7 @@ class Operator:
     recording: set[tuple[str, str, str]]
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     records: dict[str, RecordAnswer] = field(default_factory=dict)
-    passes: Counter[str] = field(default_factory=Counter)
+    passes: Counter[tuple[str, str]] = field(default_factory=Counter)
     _thread: threading.Thread | None = None
     _loop: asyncio.AbstractEventLoop | None = None
     _stop: asyncio.Event | None = None
@@ -77,14 +77,25 @@ class Operator:
             self.records.get(pod.name) or self.records.get(pod.revision) or self.records.get("*") or RecordAnswer(None)
         )
 
-    def wait_passes(self, names: Iterable[str], number: int, *, timeout: float = 30.0) -> None:
+    def wait_passes(self, services: Iterable[tuple[str, str]], number: int, *, timeout: float = 30.0) -> None:
         """Until so many whole passes over each service have begun and ended from now on."""
         # The one that runs may have read before now, and the last one has ended when the next begins.
-        goals = {name: self.passes[name] + number + 1 for name in names}
+        goals = {service: self.passes[service] + number + 1 for service in services}
         deadline = time.monotonic() + timeout
-        while any(self.passes[name] < goal for name, goal in goals.items()):
+        while any(self.passes[service] < goal for service, goal in goals.items()):
             assert time.monotonic() < deadline, f"{number} passes took longer than {timeout:.0f} s: {self.passes}"
             time.sleep(0.02)
+
+    def check(self) -> None:
+        """It runs, and nothing unexpected has ended it."""
+        assert self.errors == []
+        assert self._thread is not None
+        assert self._thread.is_alive()
+
+    def forget(self) -> None:
+        """What pods say is each test's own."""
+        self.verdicts.clear()
+        self.records.clear()
 
     def stop(self) -> None:
         if self._thread is not None and self._loop is not None and self._stop is not None and self._thread.is_alive():

@@ -49,8 +49,9 @@ def test_name_taken_by_a_stranger_is_told_and_never_overwritten(world: World) ->
 
 
 @pytest.mark.parametrize("operator_up", [True, False])
-def test_deletion_leaves_nothing(world: World, operator_up: bool) -> None:
+def test_deletion_leaves_nothing(own_world: World, operator_up: bool) -> None:
     """nolar/kopf#1305, kaito#932: finalizers that nobody takes away."""
+    world = own_world
     world.create()
     world.wait_ready()
     if not operator_up:
@@ -98,14 +99,17 @@ def test_what_belongs_to_another_operators_service_costs_no_pass(slow_world: Wor
     """Children carry no operator's name: one operator made passes over all services of all others, at each of their changes."""
     world = slow_world
     world.create()
-    own = f"svc-{world.wait_ready()['status']['serving']['revision']}"
+    world.wait_ready()
+    own, config_map = (world.namespace, "svc"), f"svc-{world.target()}"
     for value in ("one", "two"):
         metadata = {"name": "other", "labels": labels.service_labels("other")}
         theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"k": value}}
         world.cluster.apply(kinds.CONFIG_MAP, world.namespace, theirs)
         # The watch tells things of one kind in their order: with this pass the operator is past the other ConfigMap.
-        before = world.operator.passes["svc"]
-        world.cluster.patch(kinds.CONFIG_MAP, world.namespace, own, {"metadata": {"annotations": {"touched": value}}})
-        eventually(lambda seen=before: world.operator.passes["svc"] > seen, what="a pass over what is ours")  # type: ignore[misc]
-    assert set(world.operator.passes) == {"svc"}
+        before = world.operator.passes[own]
+        world.cluster.patch(
+            kinds.CONFIG_MAP, world.namespace, config_map, {"metadata": {"annotations": {"touched": value}}}
+        )
+        eventually(lambda seen=before: world.operator.passes[own] > seen, what="a pass over what is ours")  # type: ignore[misc]
+    assert set(world.operator.passes) == {own}
     world.cluster._call("DELETE", kinds.CONFIG_MAP.path(world.namespace, "other"))

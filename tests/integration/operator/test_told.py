@@ -94,8 +94,9 @@ def test_pods_without_room_wait_for_capacity_and_are_not_a_failure(world: World)
 
 
 @pytest.mark.parametrize(("outcome", "reason"), [("pull-failed", "ImagePullFailed"), ("crashing", "CrashLooping")])
-def test_container_failures_are_conditions_and_one_event(world: World, outcome: str, reason: str) -> None:
+def test_container_failures_are_conditions_and_one_event(own_world: World, outcome: str, reason: str) -> None:
     """gpustack#5869, kserve#1859: ImagePullBackOff hidden, Ready=True over a crash loop."""
+    world = own_world
     world.kubelet.outcomes[world.namespace] = lambda _: outcome  # type: ignore[assignment,return-value]
     world.create(replicas=3)
     assert world.wait_reason(reason)["status"] == "False"

@@ -19,7 +19,7 @@ from tests.integration.operator.running import Operator
 
 # Both must pass without a change: controllers keep to the clock, the operator to its passes.
 STILL_SECONDS = 0.5
-STILL_PASSES = 3
+STILL_PASSES = 2
 
 
 @dataclass
@@ -150,7 +150,7 @@ class World:
 
     def passes(self, number: int, *names: str) -> None:
         """Wait until the operator has looked at the services so many more times, from beginning to end."""
-        self.operator.wait_passes(names or ("svc",), number)
+        self.operator.wait_passes([(self.namespace, name) for name in names or ("svc",)], number)
 
     def settle(self, name: str = "svc") -> dict[str, str]:
         """The versions once they have stood still over several passes: controllers write their last word late, and on a busy

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 
 from pratique_operator import queue as queue_module
 from pratique_operator.errors import UnavailableError
 from pratique_operator.kinds import Key
-from pratique_operator.queue import ReconcileQueue
+from pratique_operator.queue import SPACING_SECONDS, ReconcileQueue
 from pratique_operator.reconcile import Outcome
 
 A, B = Key("ns", "a"), Key("ns", "b")
@@ -35,6 +36,31 @@ async def test_burst_of_triggers_is_one_pass() -> None:
 
     await running(work, 0.2, A, A, A, B, A)
     assert sorted(map(str, passes)) == ["ns/a", "ns/b"]
+
+
+async def test_trickle_of_triggers_shares_passes_and_the_last_one_gets_its_own() -> None:
+    """A rollout reports in dozens of steps; a pass for each of them was a dozen calls each, nearly all for nothing."""
+    passes: list[float] = []
+    clock = asyncio.get_running_loop().time
+
+    async def work(_key: Key) -> Outcome:
+        passes.append(clock())
+        return Outcome(0, 60.0)
+
+    queue = ReconcileQueue(work, workers=4)
+    task = asyncio.create_task(queue.run())
+    began = clock()
+    for _ in range(30):
+        queue.trigger(A)
+        await asyncio.sleep(0.03)
+    ended = clock()
+    await asyncio.sleep(2 * SPACING_SECONDS)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert passes[0] - began < SPACING_SECONDS
+    assert all(later - earlier > SPACING_SECONDS - 0.05 for earlier, later in pairwise(passes))
+    assert 2 <= len(passes) <= (ended - began) / SPACING_SECONDS + 2
+    assert passes[-1] >= ended - 0.03
 
 
 async def test_trigger_during_a_pass_runs_once_more_and_never_in_parallel() -> None:
