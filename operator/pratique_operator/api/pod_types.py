@@ -9,7 +9,11 @@ from pratique_contract.model import ContractModel
 from pratique_operator.api.schema import DataKey, ObjectName, PassThrough, Quantity, Shape, ShortText, cel, rules
 
 # Set by the operator itself, or able to change what the process loads behind the gate's back.
-RESERVED_ENV: Final = ("HOME", "HF_HUB_OFFLINE", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_LIBRARY_PATH", "TMPDIR")
+RESERVED_ENV: Final = (
+    *("HOME", "HF_HUB_OFFLINE", "TMPDIR"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR"),
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT"),
+)
 
 LabelValue = Annotated[str, StringConstraints(max_length=63)]
 
