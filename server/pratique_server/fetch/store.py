@@ -85,6 +85,10 @@ class Store:
             raise FetchError(f"{self.path} is a link, and a fetch replaces folders as a whole; name the folder itself")
         if not self.path.exists() or self.read_receipt() is not None:
             return
+        if self.path.is_mount():  # found out by the last rename, it would cost the whole download each time
+            raise FetchError(
+                f"{self.path} is a mount of its own, and a finished folder comes there with one rename; name a folder below it"
+            )
         if not self.path.is_dir() or any(self.path.iterdir()):
             raise FetchError(
                 f"{self.path} holds files that no fetch has put there; name an empty folder, or remove them"

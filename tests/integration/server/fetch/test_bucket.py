@@ -14,7 +14,7 @@ import pytest
 from pratique_contract.manifest import FileEntry
 from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec
-from pratique_server.fetch.bucket import choose_checksum
+from pratique_server.fetch.bucket import BucketRemote, choose_checksum
 from pratique_server.fetch.expected import Expected
 from pratique_server.fetch.fetcher import Fetcher
 from pratique_server.fetch.halt import Halt
@@ -108,6 +108,28 @@ def test_an_object_that_was_replaced_is_fetched_anew_and_the_others_are_kept(
     fetch(target, settings_for(server))
     assert same_content(target.path, origin)
     assert (target.path / WEIGHTS).stat().st_ino == kept
+
+
+def test_an_object_that_is_replaced_while_it_is_fetched_is_never_put_together_from_both(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of two uploads have a right length and no right digest; the store itself is asked to refuse."""
+    locate, asked = BucketRemote.locate, []
+
+    def replace_before_the_second_part(remote: BucketRemote, file: Any) -> Any:
+        asked.append(file.path)
+        if asked.count(WEIGHTS) == 2:
+            server.client.put_object(BUCKET, f"{prefix}{WEIGHTS}", io.BytesIO(bytes(300_000)), 300_000)
+        return locate(remote, file)
+
+    monkeypatch.setattr(BucketRemote, "locate", replace_before_the_second_part)
+    target = make_target(prefix, tmp_path)
+    error = failure(target, settings_for(server))
+    assert error.reason is Reason.DOWNLOAD_CORRUPT
+    assert f"{WEIGHTS} was replaced" in error.message
+    assert not target.path.exists()
+    fetch(target, settings_for(server))
+    assert (target.path / WEIGHTS).read_bytes() == bytes(300_000)
 
 
 def test_an_object_that_was_added_is_fetched_and_one_that_was_removed_goes(

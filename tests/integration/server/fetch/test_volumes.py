@@ -10,6 +10,7 @@ import pytest
 
 from pratique_contract.reasons import Reason
 from pratique_server.fetch.lock import LockTimes
+from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.store import Store
 from tests.support.fetching import NAME, Place, failure, fetch, make_repository, same_content
 from tests.support.hub import Hub
@@ -68,6 +69,31 @@ def test_a_volume_without_room_for_the_lock_is_full_and_nobody_is_waited_for_aft
     patient = replace(place.settings(), lock_times=LockTimes(beat_seconds=0.05, poll_seconds=0.02, dead_seconds=60.0))
     fetch(place.target(), patient)
     assert same_content(place.path, place.origin)
+
+
+def test_a_folder_that_is_a_mount_is_refused_before_the_first_byte(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be renamed to it, which would be found out when everything has come, and again at each attempt."""
+    place.path.mkdir(parents=True)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == place.path)
+    error = failure(place.target(), place.settings())
+    assert "name a folder below it" in error.message
+    assert place.hub.requests == []
+
+
+def test_one_service_s_refused_token_is_not_the_other_s(tmp_path: Path) -> None:
+    """They share the folder and its lock, and each says what its own credentials lead to."""
+    origin = make_repository(tmp_path / "origin" / NAME)
+    with Hub(tmp_path / "origin", token="hf_the-right-one") as hub:
+        place = Place(hub, origin, tmp_path / "cache" / "hf-1")
+        wrong = place.settings(credentials=Credentials(token="hf_another-one"))
+        assert failure(place.target(), wrong).reason is Reason.DOWNLOAD_UNAUTHORIZED
+        fetch(place.target(), place.settings(credentials=Credentials(token="hf_the-right-one")))
+        asked = len(hub.requests)
+        fetch(place.target(), wrong)  # whoever may mount the volume may read it: nobody is asked
+        assert len(hub.requests) == asked
+    assert same_content(place.path, origin)
 
 
 def test_a_complete_folder_on_a_volume_that_cannot_be_written_is_used(
