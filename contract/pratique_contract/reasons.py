@@ -14,6 +14,7 @@ class Reason(StrEnum):
     REVIEW_REQUIRED = "ReviewRequired"
     REVIEW_PASSED = "ReviewPassed"
     SIGNATURE_INVALID = "SignatureInvalid"
+    UNVERIFIED_ENDPOINT = "UnverifiedEndpoint"
 
     MODEL_MISMATCH = "ModelMismatch"
     ADAPTER_MISMATCH = "AdapterMismatch"

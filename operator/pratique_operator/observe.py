@@ -17,6 +17,7 @@ from pratique_operator.desired.revision import Target, compute_target
 from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.kinds import Key, Kind
 from pratique_operator.pods.facts import PodFacts, observe_pod
+from pratique_operator.pods.foreign import find_foreign, is_foreign, is_foreign_slice
 from pratique_operator.pods.stuck import explain_stuck
 from pratique_operator.release.records import ReadRecord, observe_offers, records_by_revision
 from pratique_operator.release.references import Reference, References, required_references
@@ -33,7 +34,8 @@ ReadVerdicts = Callable[[str, list[PodFacts]], list[PodFacts]]
 class Snapshot:
     """The world at one moment. ``target`` None goes with ``blocked``, the error that says why. ``endpoints`` maps a revision to its
     ready endpoints behind the entry Service; None: the entry has no endpoint slice yet. ``review`` None: there is no target to review.
-    ``referred`` holds the version of every object of a user that was read, None for one that is not there."""
+    ``referred`` holds the version of every object of a user that was read, None for one that is not there. ``foreign`` has a sentence
+    for whatever else takes the service's traffic; it is in no other fact."""
 
     key: Key
     owner: Manifest
@@ -43,6 +45,7 @@ class Snapshot:
     children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
     pods: tuple[PodFacts, ...] = ()
     endpoints: Mapping[str, int] | None = None
+    foreign: tuple[str, ...] = ()
     trust: Trust = field(default_factory=Trust)
     review: ReviewState | None = None
     referred: Mapping[Reference, str | None] = field(default_factory=dict)
@@ -99,7 +102,8 @@ def observe_service(
         if is_owned(child, owner)
     }
     deployments = _deployments_of(children)
-    pods = [observe_pod(pod, now=now) for pod in cluster.list(kinds.POD, key.namespace, selector)]
+    labelled = cluster.list(kinds.POD, key.namespace, selector)
+    pods = [observe_pod(pod, now=now) for pod in labelled if not is_foreign(pod)]
     recorded = pin_lost(observe_recorded(children), alive=_alive(deployments, pods))
     spec, invalid = _observe_spec(owner)
     objects = (
@@ -108,8 +112,17 @@ def observe_service(
     target, blocked = (None, invalid) if spec is None else _observe_target(key, spec, objects, config, recorded)
     to_record = unrecorded(deployments, recorded)
     failures_max = _failures_max(spec)
-    pods = [replace(pod, audited=pod.revision in to_record, failures_max=failures_max) for pod in pods]
+    pods = [
+        replace(
+            pod,
+            audited=pod.revision in to_record,
+            failures_max=failures_max,
+            approved=_approved_for(pod.revision, deployments, target),
+        )
+        for pod in pods
+    ]
     pods = explain_stuck(cluster, key.namespace, read_verdicts(key.namespace, pods), now=now)
+    slices = _list_slices(cluster, key)
     return Snapshot(
         key=key,
         owner=owner,
@@ -118,7 +131,8 @@ def observe_service(
         blocked=blocked,
         children=children,
         pods=tuple(sorted(pods, key=lambda pod: pod.name)),
-        endpoints=_observe_endpoints(cluster, key, pods),
+        endpoints=_observe_endpoints(slices, pods),
+        foreign=find_foreign(labelled, slices),
         trust=Trust(recorded, observe_offers(key.namespace, deployments, recorded, pods, read_record)),
         review=observe_review(key, spec, target, children, recorded, pods),
         referred={r: None if found is None else found["metadata"]["resourceVersion"] for r, found in objects.items()},
@@ -194,10 +208,23 @@ def _failures_max(spec: InferenceServiceSpec | None) -> int:
     return (chosen or ReverifySpec()).failures
 
 
-def _observe_endpoints(cluster: Cluster, key: Key, pods: list[PodFacts]) -> dict[str, int] | None:
-    """Ready endpoints behind the entry Service per revision, by the pods they name."""
+def _approved_for(revision: str, deployments: Mapping[str, Manifest], target: Target | None) -> str | None:
+    """The fingerprint that this revision's pods were approved as, where that is known."""
+    annotations = deployments.get(revision, {}).get("metadata", {}).get("annotations", {})
+    named = annotations.get(constants.ANNOTATION_FINGERPRINT)
+    if named is None and target is not None and target.revision == revision and target.declared is None:
+        return target.record.fingerprint if target.record is not None else None
+    return None if named is None else str(named)
+
+
+def _list_slices(cluster: Cluster, key: Key) -> list[Manifest]:
     selector = labels.selector_text({"kubernetes.io/service-name": names.entry(key.name)})
-    slices = cluster.list(kinds.ENDPOINT_SLICE, key.namespace, selector)
+    return cluster.list(kinds.ENDPOINT_SLICE, key.namespace, selector)
+
+
+def _observe_endpoints(slices: list[Manifest], pods: list[PodFacts]) -> dict[str, int] | None:
+    """Ready endpoints behind the entry Service per revision, by the pods they name."""
+    slices = [part for part in slices if not is_foreign_slice(part)]
     if not slices:
         return None
     revision_of = {pod.name: pod.revision for pod in pods}

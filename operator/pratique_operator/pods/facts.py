@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
+from pratique_contract.canonical import short_digest
 from pratique_operator import names
 from pratique_operator.pods.containers import Finding, clip, find_fetcher_trouble, find_server_trouble
 
@@ -25,7 +26,7 @@ class PodFacts:
     next container not started yet; ``hint`` is then what the kubelet last complained about. ``ended``: it will never run again.
     ``claims_unbound``: no node yet, maybe because one of its ``claims`` has no volume. ``audited``: its verdict must be fresh although
     it is ready, because under TrustFirst it is to be recorded. ``failures_max``: so many re-verifications in
-    a row must have failed until that counts."""
+    a row must have failed until that counts. ``approved``: the fingerprint its revision was approved as, None where nobody knows."""
 
     name: str
     revision: str
@@ -47,6 +48,7 @@ class PodFacts:
     hint: str | None = None
     audited: bool = False
     failures_max: int = 3
+    approved: str | None = None
 
     @property
     def may_answer(self) -> bool:
@@ -63,7 +65,7 @@ class PodFacts:
         """Readiness is only reached with a passing verdict, so a ready pod is verified until it says otherwise."""
         if self.verdict is None or self.verdict.result is VerdictResult.PENDING:
             return self.ready
-        return self.verdict.passed and self._drift is None
+        return self.verdict.passed and self._drift is None and self._other_release is None
 
     @property
     def _drift(self) -> Finding | None:
@@ -72,6 +74,18 @@ class PodFacts:
         if seen is None or seen.result is not VerdictResult.FAIL or seen.failures < self.failures_max:
             return None
         return Finding(seen.reason, f"{seen.failures} re-verifications in a row failed: {seen.message}")
+
+    @property
+    def _other_release(self) -> Finding | None:
+        """It passed, as something else than what was approved: the ConfigMap it read was exchanged, and maybe put back since."""
+        seen = self.verdict
+        if seen is None or not seen.passed or self.approved is None or seen.fingerprint in (None, self.approved):
+            return None
+        sentence = (
+            f"it passed as release {short_digest(str(seen.fingerprint))}, {short_digest(self.approved)} was approved: what it read "
+            "when it started was not its revision's ConfigMap; delete the pod"
+        )
+        return Finding(Reason.RECORD_MISSING, sentence)
 
     @property
     def download(self) -> str | None:
@@ -87,8 +101,8 @@ class PodFacts:
             return None
         if self.verdict is not None and self.verdict.result is VerdictResult.FAIL:
             return Finding(self.verdict.reason, self.verdict.message)
-        if self._drift is not None:
-            return self._drift
+        if (odd := self._other_release or self._drift) is not None:
+            return odd
         if self.finding is not None and self.finding.reason is not Reason.WAITING_FOR_CAPACITY:
             return self.finding
         return None

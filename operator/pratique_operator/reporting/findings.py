@@ -35,6 +35,9 @@ def find_problem(snapshot: Snapshot) -> Finding | None:
         return Finding(_blocked_reason(snapshot.blocked), str(snapshot.blocked))
     if snapshot.target is None:
         return None
+    if snapshot.foreign:
+        # Before all that may be wrong with the service's own pods: this is what clients are being served.
+        return Finding(Reason.UNVERIFIED_ENDPOINT, "; ".join(snapshot.foreign))
     held = find_hold(snapshot)
     if held is not None:
         return held

@@ -113,3 +113,28 @@ def test_what_belongs_to_another_operators_service_costs_no_pass(slow_world: Wor
         eventually(lambda seen=before: world.operator.passes[own] > seen, what="a pass over what is ours")  # type: ignore[misc]
     assert set(world.operator.passes) == {own}
     world.cluster._call("DELETE", kinds.CONFIG_MAP.path(world.namespace, "other"))
+
+
+def test_what_takes_traffic_without_being_one_of_its_pods_is_told_and_not_counted(world: World) -> None:
+    """A copy of a pod keeps its labels, and a Service sends traffic to labels: no gate stands before it."""
+    world.create(replicas=1)
+    world.wait_ready()
+    (own,) = world.list(kinds.POD)
+    copied = {**own["metadata"]["labels"], "pod-template-hash": "copied"}
+    copy = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "copy", "labels": copied}}
+    container = {key: own["spec"]["containers"][0][key] for key in ("name", "image", "ports")}
+    placed = {"spec": {**world.kubelet.placement(), "automountServiceAccountToken": False, "containers": [container]}}
+    world.cluster.create(kinds.POD, world.namespace, {**copy, **placed})
+    told = world.wait_reason("UnverifiedEndpoint", kind="FingerprintVerified")
+    assert (told["status"], "pod copy takes traffic" in told["message"]) == ("False", True)
+    assert world.status()["serving"]["verifiedReplicas"] == world.status()["readyReplicas"] == 1
+    world.cluster._call("DELETE", kinds.POD.path(world.namespace, "copy"))
+    world.wait_reason("Verified", kind="FingerprintVerified")
+    slice_labels = {**labels.service_labels("svc"), "kubernetes.io/service-name": "svc"}
+    endpoints = [{"addresses": ["10.9.9.9"], "conditions": {"ready": True}}]
+    written = {"metadata": {"name": "by-hand", "labels": slice_labels}, "addressType": "IPv4", "endpoints": endpoints}
+    head = {"apiVersion": kinds.ENDPOINT_SLICE.api_version, "kind": kinds.ENDPOINT_SLICE.kind}
+    world.cluster.create(kinds.ENDPOINT_SLICE, world.namespace, {**head, **written})
+    assert "10.9.9.9" in world.wait_reason("UnverifiedEndpoint", kind="FingerprintVerified")["message"]
+    world.cluster._call("DELETE", kinds.ENDPOINT_SLICE.path(world.namespace, "by-hand"))
+    world.wait_reason("Verified", kind="FingerprintVerified")
