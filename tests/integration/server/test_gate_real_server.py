@@ -60,7 +60,7 @@ def _require_refused(spec: ServingSpec, reason: Reason, **options: Any) -> dict[
 async def test_the_recorded_release_gets_ready_and_its_fingerprint_is_in_every_answer(
     record: ReleaseRecord, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    with serving(_spec(tiny_model_dir, record, tmp_path)) as (server, _):
+    with serving(_spec(tiny_model_dir, record, tmp_path), start_engine=start_in_this_process) as (server, _):
         server.wait_ready()
         verdict = server.verdict()
         assert (verdict["result"], verdict["approved"]) == ("Pass", True)

@@ -11,7 +11,7 @@ from pratique_cli.load import Target, Tenant, make_trace, measure, run_trace
 from pratique_cli.review.workload import LIMITS, Pace, run_workload
 from pratique_contract.record import ReleaseRecord
 from pratique_server.offline.loading import build_release
-from tests.integration.server.running import make_spec, serving
+from tests.integration.server.running import make_spec, serving, start_in_this_process
 from tests.support import mutations
 from tests.support.adapters import make_adapter
 from tests.support.models import CHATML, CORPUS
@@ -34,22 +34,35 @@ def record(pratique: Run, tmp_path: Path) -> Record:
     return make
 
 
+_FP32: list[str] = []
+
+
 @pytest.fixture
-def fp32(record: Record, tiny_model_dir: Path) -> Path:
-    return record("fp32", tiny_model_dir)
+def fp32(record: Record, tiny_model_dir: Path, tmp_path: Path) -> Path:
+    """The tiny model as it is; recorded once."""
+    if not _FP32:
+        _FP32.append(record("fp32", tiny_model_dir).read_text())
+    path = tmp_path / "fp32.json"
+    path.write_text(_FP32[0])
+    return path
+
+
+@pytest.fixture
+def few_prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps(text) for text in CORPUS))
+    return path
 
 
 @pytest.mark.req("R132")
 @pytest.mark.timeout(240)
 def test_another_dtype_is_measured_judged_and_written_down_the_same_twice(
-    pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, tmp_path: Path
+    pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, few_prompts: Path, tmp_path: Path
 ) -> None:
     """A random model's distributions are so flat that half the bits move them beyond the limits for real models: the test fails."""
     bf16 = record("bf16", tiny_model_dir, "--dtype", "BF16")
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps(text) for text in CORPUS))
     both = ("--reference-model", tiny_model_dir, "--candidate-model", tiny_model_dir, "--candidate-dtype", "BF16")
-    reason = ("--intentional", "quantization=half the memory", "--prompts", prompts)
+    reason = ("--intentional", "quantization=half the memory", "--prompts", few_prompts)
     reviewed = [tmp_path / name for name in ("a.json", "b.json")]
     for out in reviewed:
         result = pratique("release", "review", fp32, bf16, *both, *reason, "--write", out)
@@ -84,7 +97,7 @@ def test_files_that_are_not_the_release_under_review_are_refused(
 
 @pytest.mark.timeout(120)
 def test_an_adapter_that_changes_answers_needs_limits_that_say_so(
-    pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, tmp_path: Path
+    pratique: Run, record: Record, tiny_model_dir: Path, fp32: Path, few_prompts: Path, tmp_path: Path
 ) -> None:
     adapter = f"harbour={make_adapter(tmp_path / 'adapter', tiny_model_dir)}"
     adapted = record("adapted", tiny_model_dir, "--adapter", adapter)
@@ -97,6 +110,8 @@ def test_an_adapter_that_changes_answers_needs_limits_that_say_so(
         *both,
         "--intentional",
         "adapters=trained on logbooks",
+        "--prompts",
+        few_prompts,
         "-o",
         "json",
     )
@@ -183,7 +198,7 @@ async def test_a_changed_scheduler_flag_is_measured_on_two_served_releases(tiny_
         (manifests[0], manifests[1]),
         wide,
         lambda _: None,
-        pace=Pace(rounds=2, seconds_min=1.5, seconds_max=1.5),
+        pace=Pace(rounds=2, seconds_min=0.8, seconds_max=0.8),
     )
     assert measured.test.passed, measured.test.message
     assert set(measured.test.measurements) >= {name[:-3] for name in LIMITS}
@@ -194,7 +209,7 @@ async def test_a_changed_scheduler_flag_is_measured_on_two_served_releases(tiny_
 @pytest.mark.timeout(120)
 def test_the_load_driver_measures_a_real_server(tiny_model_dir: Path) -> None:
     tenants = (Tenant(name="light", rate=6.0), Tenant(name="heavy", rate=3.0, prompt_words=(40, 60)))
-    with serving(make_spec(tiny_model_dir)) as (running, _):
+    with serving(make_spec(tiny_model_dir), start_engine=start_in_this_process) as (running, _):
         running.wait_ready()
         fingerprint = running.verdict()["fingerprint"]
         trace = make_trace(tenants, seconds=2, seed=1)
