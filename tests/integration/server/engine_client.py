@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pratique_server.engine.client import EngineClient
-from pratique_server.engine.protocol import ExecutionRequest
+from pratique_server.engine.protocol import Engine, ExecutionRequest
 
 # Tokens of a request that is still running whenever a test looks.
 LONG = 400
@@ -31,7 +31,7 @@ async def eventually(condition: Callable[[], bool], *, seconds: float = 10) -> N
         await asyncio.sleep(0.02)
 
 
-async def collect(engine: EngineClient, request: ExecutionRequest) -> list[int]:
+async def collect(engine: Engine, request: ExecutionRequest) -> list[int]:
     return [token_id async for event in engine.start(request) for token_id in event.token_ids]
 
 

@@ -14,16 +14,10 @@ from pratique_contract.serving import ServingSpec
 from pratique_server.offline.loading import record_release
 from tests.integration.server.running import make_spec, serving, start_in_this_process
 from tests.support.adapters import make_adapter
+from tests.support.model_code import CODE, add_code, edit_config
 from tests.support.mutations import copy_of
 
 Change = Callable[["Release"], Any]
-
-CODE = {
-    "configuration_harbour.py": "from transformers import LlamaConfig\n\n\nclass HarbourConfig(LlamaConfig):\n"
-    "    model_type = 'harbour'\n",
-    "modeling_harbour.py": "from transformers import LlamaForCausalLM\n\nfrom .configuration_harbour import HarbourConfig\n\n\n"
-    "class HarbourForCausalLM(LlamaForCausalLM):\n    config_class = HarbourConfig\n",
-}
 
 
 class Release:
@@ -38,22 +32,7 @@ class Release:
         self.modes = dict.fromkeys(self.adapters, "Merged")
         self.quantization: dict[str, Any] = {"method": "Int8WeightOnly"}
         self.trust = True
-        for name, content in CODE.items():
-            (self.model / name).write_text(content)
-        self.edit_config(
-            model_type="harbour",
-            architectures=["HarbourForCausalLM"],
-            auto_map={
-                "AutoConfig": "configuration_harbour.HarbourConfig",
-                "AutoModelForCausalLM": "modeling_harbour.HarbourForCausalLM",
-            },
-        )
-
-    def edit_config(self, **fields: Any) -> None:
-        path = self.model / "config.json"
-        value = json.loads(path.read_text()) | fields
-        path.unlink()  # a hard link into the original
-        path.write_text(json.dumps(value))
+        add_code(self.model)
 
     def spec(self, record: ReleaseRecord | None = None) -> ServingSpec:
         release: dict[str, Any] = {"policy": "Enforce"}
@@ -83,7 +62,8 @@ async def record(tiny_model_dir: Path, tmp_path: Path) -> ReleaseRecord:
 async def test_the_recorded_adapters_quantization_and_code_get_ready(
     record: ReleaseRecord, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    with serving(Release(tiny_model_dir, tmp_path / "pod").spec(record)) as (server, _):
+    spec = Release(tiny_model_dir, tmp_path / "pod").spec(record)
+    with serving(spec, start_engine=start_in_this_process) as (server, _):
         server.wait_ready()
         manifest = server.management.get("/manifest").json()
     assert [(entry["name"], entry["mode"]) for entry in manifest["adapters"]["adapters"]] == [
@@ -140,7 +120,7 @@ FAULTS: dict[str, tuple[Change, Reason, str]] = {
     ),
     "unknown method": (lambda r: r.quantization.update(method="FP8"), Reason.QUANTIZATION_MISMATCH, "cannot compute"),
     "scales of its own": (
-        lambda r: r.edit_config(quantization_config={"quant_method": "fp8"}), Reason.QUANTIZATION_MISMATCH, "fp8",
+        lambda r: edit_config(r.model, quantization_config={"quant_method": "fp8"}), Reason.QUANTIZATION_MISMATCH, "fp8",
     ),
     "edited code": (
         lambda r: (r.model / "modeling_harbour.py").write_text(CODE["modeling_harbour.py"] + "# edited\n"),

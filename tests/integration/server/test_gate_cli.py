@@ -17,6 +17,7 @@ import pytest
 from pratique_contract.record import ReleaseRecord
 from tests.support import mutations
 from tests.support.adapters import make_adapter
+from tests.support.model_code import CODE, add_code
 from tests.support.mutations import copy_of
 from tests.unit.cli.conftest import Run, pratique
 
@@ -30,7 +31,7 @@ BARE = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True)
 class Place:
-    """Where one person records: a model and an adapter of their own, a home, a temporary folder and a working directory."""
+    """Where one person records: a model with its code and an adapter of their own, a home, a temporary folder, a working directory."""
 
     folder: Path
 
@@ -42,11 +43,16 @@ class Place:
     def home(self) -> Path:
         return self.folder / "home"
 
+    @property
+    def model(self) -> Path:
+        return self.folder / "models" / self.folder.name
+
     def release(self, model: Path | None = None) -> list[str]:
         """The options that say what the release is made of."""
         return [
-            *("--model", str(model or self.folder / "models" / self.folder.name)),
+            *("--model", str(model or self.model)),
             *("--adapter", f"a={self.folder / 'adapters' / 'a'}", "--quantization", "Int8WeightOnly"),
+            "--trust-remote-code",
         ]
 
     def start_recording(self, model: Path, **environment: str) -> "subprocess.Popen[bytes]":
@@ -54,7 +60,7 @@ class Place:
         temporary, cwd = self.folder / "tmp", self.folder / "cwd"
         for folder in (self.home, temporary, cwd):
             folder.mkdir(parents=True)
-        copy_of(model, self.folder / "models" / self.folder.name)
+        add_code(copy_of(model, self.model))
         make_adapter(self.folder / "adapters" / "a", model, targets=["q_proj"])
         command = [sys.executable, "-m", "pratique_cli", "release", "record", *self.release(), "--output"]
         given = {**BARE, "HOME": str(self.home), "TMPDIR": str(temporary), **environment}
@@ -88,17 +94,16 @@ def test_two_records_made_apart_are_byte_identical(places: tuple[Place, Place]) 
     record = ReleaseRecord.from_json(content)
     assert record.golden.cases
     assert [adapter.name for adapter in record.manifest.adapters.adapters] == ["a"]
+    assert set(CODE) <= {file.path for file in record.manifest.model.files}
     assert str(first.folder.parent).encode() not in content
     # Nothing was left behind in a home: the next run finds what this one found.
     assert [list(place.home.iterdir()) for place in places] == [[], []]
 
 
 @pytest.mark.timeout(180)
-def test_another_tokenizer_does_not_verify(
-    places: tuple[Place, Place], tiny_model_dir: Path, tmp_path: Path, pratique: Run
-) -> None:
+def test_another_tokenizer_does_not_verify(places: tuple[Place, Place], tmp_path: Path, pratique: Run) -> None:
     place = places[0]
-    wrong = copy_of(tiny_model_dir, tmp_path / "wrong", mutations.remove_last_merge)
+    wrong = copy_of(place.model, tmp_path / "wrong", mutations.remove_last_merge)
     verdict = pratique("release", "verify", "--record", place.record, *place.release(wrong), "-o", "json")
     assert verdict.code == 1, verdict.err
     assert json.loads(verdict.out)["reason"] == "TokenizerMismatch"
