@@ -151,9 +151,9 @@ def configure(operator_name: str, namespaces: tuple[str, ...]) -> OperatorConfig
         watch_namespaces=namespaces,
         operator_name=operator_name,
         resync_seconds=2.0,
-        retry_seconds=0.3,
+        retry_seconds=0.5,
         reference_seconds=0.3,
-        verdict_poll_seconds=0.2,
+        verdict_poll_seconds=0.3,
         health_port=0,
         metrics_port=0,
     )

@@ -28,7 +28,7 @@ WRITES_OF_A_FIRST_PASS = 7
 @pytest.fixture
 def settings(settings: OperatorConfig) -> OperatorConfig:
     """Resyncs in quick succession: each of them is a chance to write something."""
-    return replace(settings, resync_seconds=0.5)
+    return replace(settings, resync_seconds=1.0)
 
 
 class DyingCluster(RecordingCluster):
