@@ -7,10 +7,12 @@ has none then holds what it loaded against that one.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from pratique_contract.canonical import short_digest
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_contract.verdict import Verdict
@@ -59,17 +61,30 @@ class Verification:
         self._recorded_path = recorded_path
         self._recorded_poll_seconds = recorded_poll_seconds
         self._sleep = sleep
-        # Made by this process in an earlier epoch, for want of any other: the next one must still match it.
-        self._own: ReleaseRecord | None = None
+        # What an earlier epoch of this process proved, wherever that record came from: the next one must still match it. A pod is one
+        # release for as long as it lives, also when the record it was given has gone or was exchanged meanwhile.
+        self._before: ReleaseRecord | None = None
         self._proved: ReleaseRecord | None = None
 
     async def verify(self, loaded: Loaded) -> Verdict:
         """The verdict on a release nobody is served by yet."""
         self._desk.open(loaded)
         found = await asyncio.to_thread(find_record, self._spec.release, self._recorded_path)
-        if found == FoundRecord(approved=False) and self._own is not None:
-            found = FoundRecord(record=self._own, approved=False)
-        return await self._prove(loaded, found)
+        return await self._prove(loaded, self._as_before(found))
+
+    def _as_before(self, found: FoundRecord) -> FoundRecord:
+        before = self._before
+        if before is None or found.problem is not None:
+            return found
+        if found.record is None:
+            return replace(found, record=before)
+        if found.approved and found.record.fingerprint != before.fingerprint:
+            problem = (
+                f"The release record given is of {short_digest(found.record.fingerprint)}, and this pod proved to be "
+                f"{short_digest(before.fingerprint)} when it started: it was exchanged while the pod ran. Delete the pod"
+            )
+            return replace(found, record=None, problem=problem)
+        return found
 
     def lose(self) -> None:
         """The engine is gone, and what was proved with it."""
@@ -106,21 +121,20 @@ class Verification:
             self._desk.open(loaded)  # what it may have made does not count
             return verdict
         self._desk.give(self._proved)
-        if found.record is None:
-            self._own = self._proved
+        self._before = self._proved
         return verdict
 
     async def _watch_recorded(self, loaded: Loaded) -> None:
         """Under TrustFirst without a record: match the one that is kept, as soon as one is."""
-        if self._spec.release.policy != "TrustFirst" or self._proved is not self._own:
+        if self._spec.release.policy != "TrustFirst" or self._spec.release.record_path is not None:
             return
         while True:
             await self._sleep(self._recorded_poll_seconds)
             found = await asyncio.to_thread(find_record, self._spec.release, self._recorded_path)
             if found.record is not None or found.problem is not None:
                 break
-        if found.record == self._own:
-            _log.info("The recorded release is the one this pod made fingerprint=%s", loaded.manifest.fingerprint)
+        if found.record == self._proved:
+            _log.info("The recorded release is the one this pod has proved fingerprint=%s", loaded.manifest.fingerprint)
             return
         while (verdict := await self._prove(loaded, found, serving=True)).reason in UNANSWERED:
             # Users keep it busy: that is no reason to take it from them.

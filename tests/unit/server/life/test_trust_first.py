@@ -170,6 +170,42 @@ async def test_a_new_engine_must_match_what_this_pod_recorded_before(tiny_model_
         assert (await it.get("record"))[0] == 409
 
 
+async def test_a_new_engine_must_match_the_record_that_was_there_although_it_has_gone(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """The ConfigMap is an optional volume: deleted, its file goes from a running pod, which was then the first pod once more."""
+    recorded = tmp_path / "record.json"
+    recorded.write_text((await _first_record(tiny_model_dir)).to_json())
+    async with pod(tiny_model_dir, recorded=recorded) as it:
+        await it.until("readyz", 200)
+        recorded.unlink()
+        it.engine.__class__ = OtherWeights
+        it.engine.dead.set()
+        await eventually(lambda: it.process.holder.current().result != "Pass")
+        await eventually(lambda: it.process.holder.current().result != "Pending")
+        assert it.process.holder.current().reason == "ModelMismatch"
+
+
+async def test_a_new_engine_is_not_approved_by_a_record_that_came_in_the_place_of_the_approved_one(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """A revision's ConfigMap is immutable, and can still be deleted and made again while its pods run."""
+    given = tmp_path / "record.json"
+    given.write_text((await _first_record(tiny_model_dir)).to_json())
+    async with pod(tiny_model_dir, engine=OtherWeights(events_of("ok"))) as it:
+        await it.until("readyz", 200)
+        other = (await _record_of(it)).to_json()
+    async with pod(tiny_model_dir, release={"record_path": str(given)}) as it:
+        await it.until("readyz", 200)
+        _bring(given, other)
+        it.engine.__class__ = OtherWeights
+        it.engine.dead.set()
+        await eventually(lambda: it.process.holder.current().result != "Pass")
+        await eventually(lambda: it.process.holder.current().result != "Pending")
+        verdict = it.process.holder.current()
+        assert (verdict.reason, "exchanged while the pod ran" in verdict.message) == ("GoldenMissing", True)
+
+
 async def test_a_new_engine_goes_through_the_whole_gate_again(tiny_model_dir: Path, tmp_path: Path) -> None:
     recorded = tmp_path / "record.json"
     recorded.write_text((await _first_record(tiny_model_dir)).to_json())
