@@ -7,6 +7,8 @@ SHELL := /bin/bash
 
 export PRATIQUE_CACHE ?= $(HOME)/.cache/pratique
 export PYTHONUNBUFFERED := 1
+# Some machines forbid compiled modules; a suite that starts some sixty processes would compile ours sixty times.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3.11
 BIN := .venv/bin
 # The CPU build of torch is a quarter of the size of PyPI's CUDA build: use it where somebody has put it beside the project.
