@@ -58,20 +58,19 @@ def fetched(context: Context, tiny: Tiny) -> Fetched:
 def hubs(context: Context, tiny: Tiny, fetched: Fetched) -> Iterator[str]:
     """Two hubs, a claim for the cache, the Secret and the record in a namespace of their own."""
     image, models = sources.server_image(context), {REPOSITORY: tiny.folder}
-    sources.make_namespace(NAMESPACE)
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    apply(
-        sources.describe_programs(),
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "stringData": {"token": TOKEN}},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": claim},
-        tiny.record_map("fetched-release", fetched.record),
-        *sources.describe_hub(image, "hub", models, "--token", TOKEN),
-        *sources.describe_hub(image, "hub-slow", models, "--rate", str(SLOW_BYTES_PER_SECOND)),
-        namespace=NAMESPACE,
-    )
-    sources.wait_for_places(NAMESPACE, "hub", "hub-slow")
-    yield NAMESPACE
-    kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    with sources.namespace_of_its_own(NAMESPACE):
+        claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+        apply(
+            sources.describe_programs(),
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "stringData": {"token": TOKEN}},
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": claim},
+            tiny.record_map("fetched-release", fetched.record),
+            *sources.describe_hub(image, "hub", models, "--token", TOKEN),
+            *sources.describe_hub(image, "hub-slow", models, "--rate", str(SLOW_BYTES_PER_SECOND)),
+            namespace=NAMESPACE,
+        )
+        sources.wait_for_places(NAMESPACE, "hub", "hub-slow")
+        yield NAMESPACE
 
 
 def fetch_logs(name: str) -> list[str]:

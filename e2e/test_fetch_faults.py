@@ -13,7 +13,7 @@ import pytest
 from e2e.cluster.lifecycle import Context
 from e2e.conftest import Tiny
 from e2e.support import service, sources
-from e2e.support.kube import apply, eventually, get, kubectl
+from e2e.support.kube import apply, eventually, get
 from tests.support import hub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -98,18 +98,17 @@ def failing(context: Context, tiny: Tiny) -> Iterator[str]:
     """All services of the table at once, in a namespace of their own."""
     image = sources.server_image(context)
     models = {f"faults/{case.name}": tiny.folder for case in CASES}
-    sources.make_namespace(NAMESPACE)
-    apply(
-        sources.describe_programs(faults()),
-        tiny.record_map("tiny-release"),
-        *sources.describe_hub(image, "hub", models, "--faults", "/program/tests/support/faults.json"),
-        *sources.describe_hub(image, "hub-private", models, "--token", "hf_e2e0secret0token"),
-        namespace=NAMESPACE,
-    )
-    sources.wait_for_places(NAMESPACE, "hub", "hub-private")
-    apply(*(describe(case, tiny) for case in CASES), namespace=NAMESPACE)
-    yield NAMESPACE
-    kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    with sources.namespace_of_its_own(NAMESPACE):
+        apply(
+            sources.describe_programs(faults()),
+            tiny.record_map("tiny-release"),
+            *sources.describe_hub(image, "hub", models, "--faults", "/program/tests/support/faults.json"),
+            *sources.describe_hub(image, "hub-private", models, "--token", "hf_e2e0secret0token"),
+            namespace=NAMESPACE,
+        )
+        sources.wait_for_places(NAMESPACE, "hub", "hub-private")
+        apply(*(describe(case, tiny) for case in CASES), namespace=NAMESPACE)
+        yield NAMESPACE
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -17,7 +17,7 @@ import trustme
 from e2e.cluster.lifecycle import Context
 from e2e.conftest import Tiny
 from e2e.support import service, sources
-from e2e.support.kube import apply, kubectl
+from e2e.support.kube import apply
 from pratique_contract.record import ReleaseRecord
 from tests.support import models, mutations, registry, s3
 
@@ -83,40 +83,39 @@ def places(context: Context, tiny: Tiny) -> Iterator[Sources]:
     held = {"models/tiny": tiny.folder, "models/corrupt": tiny.folder}
     arguments = ["--address", f"https://registry.{NAMESPACE}.svc", "--storage", f"https://storage.{NAMESPACE}.svc"]
     arguments += ["--password", PASSWORD, "--corrupt", "/v2/models/corrupt/manifests/*"]
-    sources.make_namespace(NAMESPACE)
-    apply(
-        sources.describe_programs(),
-        certificate(authority),
-        secret("robot", username="robot", password=PASSWORD, **{"ca.crt": trusted}),
-        secret("stranger", username="robot", password="guessed-it", **{"ca.crt": trusted}),
-        secret("untrusting", username="robot", password=PASSWORD),
-        secret("keys", accessKeyId=s3.ACCESS_KEY, secretAccessKey=s3.SECRET_KEY),
-        tiny.record_map("tiny-release"),
-        tiny.record_map("artifact-release", record),
-        *sources.describe_registry(image, "registry", held, *arguments),
-        sources.describe_entry("storage", "registry", 443),
-        *sources.describe_s3(image, "s3", {f"{BUCKET}/tiny": tiny.folder, f"{BUCKET}/altered": altered}),
-        # It knows no user at all, so the keys that open the other one are wrong here.
-        *sources.describe_s3(image, "s3-closed", {}, INITIAL_NO_AUTH_ACTION_COUNT="0"),
-        namespace=NAMESPACE,
-    )
-    sources.wait_for_places(NAMESPACE, "registry", "s3", "s3-closed")
-    corrupt = artifact_uri("models/corrupt", registry.artifact_digest(tiny.folder))
-    missing = artifact_uri("models/tiny", f"sha256:{'0' * 64}")
-    apply(
-        made.from_registry("from-oci", secret="robot"),
-        made.from_registry("oci-stranger", secret="stranger"),
-        made.from_registry("oci-corrupt", secret="robot", uri=corrupt),
-        made.from_registry("oci-missing", secret="robot", uri=missing),
-        made.from_registry("oci-untrusted", secret="untrusting"),
-        made.from_bucket("from-s3", secret="keys"),
-        made.from_bucket("s3-stranger", secret="keys", server="s3-closed"),
-        made.from_bucket("s3-altered", secret="keys", prefix="altered"),
-        made.from_bucket("s3-missing", secret="keys", prefix="nothing/here"),
-        namespace=NAMESPACE,
-    )
-    yield made
-    kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    with sources.namespace_of_its_own(NAMESPACE):
+        apply(
+            sources.describe_programs(),
+            certificate(authority),
+            secret("robot", username="robot", password=PASSWORD, **{"ca.crt": trusted}),
+            secret("stranger", username="robot", password="guessed-it", **{"ca.crt": trusted}),
+            secret("untrusting", username="robot", password=PASSWORD),
+            secret("keys", accessKeyId=s3.ACCESS_KEY, secretAccessKey=s3.SECRET_KEY),
+            tiny.record_map("tiny-release"),
+            tiny.record_map("artifact-release", record),
+            *sources.describe_registry(image, "registry", held, *arguments),
+            sources.describe_entry("storage", "registry", 443),
+            *sources.describe_s3(image, "s3", {f"{BUCKET}/tiny": tiny.folder, f"{BUCKET}/altered": altered}),
+            # It knows no user at all, so the keys that open the other one are wrong here.
+            *sources.describe_s3(image, "s3-closed", {}, INITIAL_NO_AUTH_ACTION_COUNT="0"),
+            namespace=NAMESPACE,
+        )
+        sources.wait_for_places(NAMESPACE, "registry", "s3", "s3-closed")
+        corrupt = artifact_uri("models/corrupt", registry.artifact_digest(tiny.folder))
+        missing = artifact_uri("models/tiny", f"sha256:{'0' * 64}")
+        apply(
+            made.from_registry("from-oci", secret="robot"),
+            made.from_registry("oci-stranger", secret="stranger"),
+            made.from_registry("oci-corrupt", secret="robot", uri=corrupt),
+            made.from_registry("oci-missing", secret="robot", uri=missing),
+            made.from_registry("oci-untrusted", secret="untrusting"),
+            made.from_bucket("from-s3", secret="keys"),
+            made.from_bucket("s3-stranger", secret="keys", server="s3-closed"),
+            made.from_bucket("s3-altered", secret="keys", prefix="altered"),
+            made.from_bucket("s3-missing", secret="keys", prefix="nothing/here"),
+            namespace=NAMESPACE,
+        )
+        yield made
 
 
 @pytest.mark.parametrize("name", ["from-s3", "from-oci"])

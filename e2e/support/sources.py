@@ -7,7 +7,8 @@ ConfigMap, the S3 server is moto out of the model cache, where the node sees it.
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,10 +54,15 @@ def record_from(context: Context, tiny: Tiny, *, name: str, model: Mapping[str, 
     return manifest, record
 
 
-def make_namespace(name: str) -> None:
-    """An empty namespace, also after a run that was stopped."""
+@contextmanager
+def namespace_of_its_own(name: str) -> Iterator[str]:
+    """An empty namespace, also after a run that was stopped; deleted (without waiting) at the end, whatever happens."""
     run_kubectl("delete", "namespace", name, "--ignore-not-found", timeout=120)
     kubectl("create", "namespace", name)
+    try:
+        yield name
+    finally:
+        kubectl("delete", "namespace", name, "--wait=false")
 
 
 def describe_programs(faults: Sequence[Mapping[str, Any]] = ()) -> Manifest:

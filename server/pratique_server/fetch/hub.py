@@ -114,13 +114,15 @@ class HubRemote:
         if isinstance(error, _HubTransportError):
             return explain_transport(error.error, self._endpoint)
         if isinstance(error, RevisionNotFoundError):
-            return NotFoundError(f"hf://{self._source.repository} has no revision {self._source.revision}")
+            return NotFoundError(
+                f"{self._endpoint} has no revision {self._source.revision} of hf://{self._source.repository}: check the commit"
+            )
         if isinstance(error, GatedRepoError) and error.response.status_code != 404:
             return UnauthorizedError(
                 f"hf://{self._source.repository} is gated: accept its terms with the account of the Secret's token"
             )
         if isinstance(error, RepositoryNotFoundError):
-            hint = "the token may not see it" if self._token else "or it is private and the Secret has no token"
+            hint = "the token may not see it" if self._token else "it is private and the Secret has no token"
             return NotFoundError(f"{self._endpoint} has no repository {self._source.repository}, or {hint}")
         if isinstance(error, HfHubHTTPError) and error.response is not None:
             status, headers = error.response.status_code, dict(error.response.headers)

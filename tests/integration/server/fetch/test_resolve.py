@@ -68,7 +68,7 @@ def test_a_tokenizer_is_resolved_without_weights_and_code_with_it(place: Place, 
 @pytest.mark.parametrize(
     ("uri", "sentence"),
     [
-        (f"hf://{NAME}@no-such-branch", "DownloadNotFound: hf://owner/tiny has no revision no-such-branch"),
+        (f"hf://{NAME}@no-such-branch", "has no revision no-such-branch of hf://owner/tiny: check the commit"),
         ("hf://owner/none", "DownloadNotFound"),
         ("hf://gpt2", "a manifest takes hf://OWNER/NAME"),
         ("pvc://models/tiny", "is mounted, not fetched, and has no revision"),
