@@ -24,7 +24,7 @@ from pratique_operator.config import OperatorConfig
 from pratique_operator.kinds import Kind
 from tests.integration.operator.changes import Watch, eventually
 from tests.integration.operator.kubelet import FakeKubelet
-from tests.integration.operator.namespaces import Namespaces
+from tests.integration.operator.namespaces import Namespaces, create_namespace, delete_namespace
 from tests.integration.operator.running import Operator
 from tests.integration.operator.world import World
 
@@ -58,6 +58,7 @@ def admin() -> client.ApiClient:
     return api
 
 
+_CLUSTER_ROLE = Kind("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles")
 _CRD = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 
 
@@ -87,10 +88,11 @@ def kubelet(admin: client.ApiClient) -> Iterator[FakeKubelet]:
 def role(admin: client.ApiClient, chart_rules: list[dict[str, Any]]) -> Iterator[str]:
     """A ClusterRole with the chart's rules."""
     name = f"pratique-test-{uuid.uuid4().hex[:8]}"
-    rbac = client.RbacAuthorizationV1Api(admin)
-    rbac.create_cluster_role({"metadata": {"name": name}, "rules": chart_rules})
+    cluster = ApiCluster(admin, timeout_seconds=20)
+    body = {"apiVersion": _CLUSTER_ROLE.api_version, "kind": _CLUSTER_ROLE.kind, "metadata": {"name": name}}
+    cluster.create(_CLUSTER_ROLE, "", {**body, "rules": chart_rules})
     yield name
-    rbac.delete_cluster_role(name)
+    cluster._call("DELETE", _CLUSTER_ROLE.path(None, name))
 
 
 @pytest.fixture(scope="session")
@@ -131,11 +133,10 @@ def bare(admin: client.ApiClient, shared_namespace: str, kubelet: FakeKubelet, t
 
 @pytest.fixture(scope="module")
 def shared_namespace(admin: client.ApiClient) -> Iterator[str]:
-    core = client.CoreV1Api(admin)
-    name = f"pratique-it-{uuid.uuid4().hex[:8]}"
-    core.create_namespace({"metadata": {"name": name}})
+    cluster, name = ApiCluster(admin, timeout_seconds=20), f"pratique-it-{uuid.uuid4().hex[:8]}"
+    create_namespace(cluster, name)
     yield name
-    core.delete_namespace(name)
+    delete_namespace(cluster, name)
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
 """Namespaces for one worker, used again and again: to make one, with an account for the operator, and above all to delete one costs
-the API server and its controllers hundreds of calls."""
+the API server and its controllers hundreds of calls.
+
+Plain calls, not the typed client: importing its core API takes longer than most tests here.
+"""
 
 import base64
 from collections import deque
@@ -16,8 +19,19 @@ from tests.integration.operator.changes import eventually
 # What a test makes for its services to refer to; everything else in a namespace belongs to a service and goes with it.
 REFERRED = (kinds.CONFIG_MAP, kinds.SECRET)
 LABEL_MADE = "pratique.test/made"
+NAMESPACE = Kind("v1", "Namespace", "namespaces")
+_ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 _REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets")
 _TOKEN_SECONDS = 3600
+
+
+def create_namespace(cluster: ApiCluster, name: str) -> None:
+    cluster.create(NAMESPACE, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+
+def delete_namespace(cluster: ApiCluster, name: str) -> None:
+    """Begin to; nobody waits for it."""
+    cluster._call("DELETE", NAMESPACE.path(None, name))
 
 
 class Namespaces:
@@ -26,12 +40,12 @@ class Namespaces:
 
     def __init__(self, api: client.ApiClient, names: tuple[str, ...], role: str, folder: Path) -> None:
         self._api, self._cluster = api, ApiCluster(api, timeout_seconds=20)
-        self._core, self._rbac = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
         self.names, self._free = names, deque(names)
         for name in names:
-            self._core.create_namespace({"metadata": {"name": name}})
+            create_namespace(self._cluster, name)
         home = names[0]
-        self._core.create_namespaced_service_account(home, {"metadata": {"name": "operator"}})
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "operator"}}
+        self._cluster.create(kinds.SERVICE_ACCOUNT, home, account)
         for name in names:
             self._grant(role, name)
         self.kubeconfig = folder / "kubeconfig"
@@ -53,7 +67,7 @@ class Namespaces:
 
     def delete(self) -> None:
         for name in self.names:
-            self._core.delete_namespace(name)
+            delete_namespace(self._cluster, name)
 
     def _is_empty(self, name: str) -> bool:
         looked_at = [(kind, labels.MANAGED_SELECTOR) for kind in (*kinds.WATCHED, _REPLICA_SET)]
@@ -62,15 +76,19 @@ class Namespaces:
 
     def _grant(self, role: str, name: str) -> None:
         binding = {
+            "apiVersion": _ROLE_BINDING.api_version,
+            "kind": _ROLE_BINDING.kind,
             "metadata": {"name": "operator"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
             "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": self.names[0]}],
         }
-        self._rbac.create_namespaced_role_binding(name, binding)
+        self._cluster.create(_ROLE_BINDING, name, binding)
 
     def _kubeconfig(self, home: str) -> Manifest:
-        wanted = {"spec": {"expirationSeconds": _TOKEN_SECONDS}}
-        token = self._core.create_namespaced_service_account_token("operator", home, wanted).status.token
+        wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+        path = kinds.SERVICE_ACCOUNT.path(home, "operator", "token")
+        body = {**wanted, "spec": {"expirationSeconds": _TOKEN_SECONDS}}
+        token = self._cluster._call("POST", path, body=body)["status"]["token"]
         settings = self._api.configuration
         authority = base64.b64encode(Path(settings.ssl_ca_cert).read_bytes()).decode()
         return {

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from kubernetes import client
 
 from pratique_operator import kinds
 from tests.integration.operator.changes import eventually
+from tests.integration.operator.namespaces import NAMESPACE
 from tests.integration.operator.world import World
 from tests.support.releases import make_record
 
@@ -115,7 +115,7 @@ def test_fields_that_the_api_server_dropped_are_named(world: World) -> None:
 
 def restrict(world: World, level: str | None) -> None:
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": level}}}
-    client.CoreV1Api(world.admin).patch_namespace(world.namespace, label)
+    world.cluster.patch(NAMESPACE, "", world.namespace, label)
 
 
 def test_pods_satisfy_the_restricted_pod_security_standard(world: World, request: pytest.FixtureRequest) -> None:
