@@ -30,7 +30,7 @@ from pratique_server.fetch.proxies import proxy_for
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.selection import Wanted, require_usable, select
-from pratique_server.fetch.uris import HubSource
+from pratique_server.fetch.uris import HubSource, is_commit
 
 ENTRIES_MAX: Final = 100_000
 COMMIT_HEADER: Final = "x-repo-commit"
@@ -62,7 +62,8 @@ class HubRemote:
     def list(self) -> Listing:
         try:
             if self._commit is None:
-                self._commit = self._api.model_info(self._source.repository, revision=self._source.revision).sha
+                said = self._api.model_info(self._source.repository, revision=self._source.revision).sha
+                self._commit = self._require_commit(said)
             entries = self._api.list_repo_tree(self._source.repository, revision=self._commit, recursive=True)
             found = {entry.path: entry for entry in self._bounded(entries) if isinstance(entry, RepoFile)}
         except (HfHubHTTPError, OSError, HFValidationError) as error:
@@ -80,6 +81,15 @@ class HubRemote:
             left_out=selection.left_out,
             revision=self._commit,
         )
+
+    def _require_commit(self, said: str | None) -> str:
+        """A branch answered with another name that can move would be printed, and fetched, as if it could not."""
+        if not is_commit(said or ""):
+            raise FetchError(
+                f"{self._endpoint} says that {self._source.revision} of hf://{self._source.repository} stands at {said!r}, which is "
+                "no commit"
+            )
+        return str(said)
 
     def _bounded(self, entries: Iterable[Any]) -> Iterator[Any]:
         """A listing comes page by page, and whoever sends it says whether there is one more."""

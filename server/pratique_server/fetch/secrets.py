@@ -23,6 +23,8 @@ _SECRET_LENGTH_MIN: Final = 4
 # A person chose these; all others are made by a machine, out of ASCII, and go into headers that can hold nothing else.
 _ANY_TEXT: Final = ("username", "password")
 HIDDEN: Final = "***"
+# What would steer the terminal of whoever reads it: control characters but line feed and tab, and what turns the direction of writing.
+_STEERING: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 CUT: Final = "…"
 
 
@@ -109,13 +111,15 @@ def _without_beginning(text: str, secret: str) -> str:
 
 
 class Redactor(logging.Filter):
-    """``clean`` frees a text of secrets; as a filter on a log handler it does so with every message, whichever library wrote it."""
+    """``clean`` frees a text of secrets, and of what a peer may have put into it for a terminal; as a filter on a log handler it does so
+    with every message, whichever library wrote it."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
         self._secrets = tuple(sorted((s for s in secrets if len(s) >= _SECRET_LENGTH_MIN), key=len, reverse=True))
 
     def clean(self, text: str) -> str:
+        text = _STEERING.sub("\ufffd", text)
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
             *cut, rest = text.split(CUT)  # a long text was cut, perhaps in the middle of it

@@ -86,8 +86,8 @@ def is_safe(name: str) -> bool:
 
 
 def shown(names: Iterable[str]) -> str:
-    """The first few names, for a sentence."""
-    every = list(names)
+    """The first few names, for a sentence. The peer chose them: one that would steer a terminal or forge a line is shown as what it is."""
+    every = [name if name.isprintable() else repr(name) for name in names]
     more = f" and {len(every) - _NAMES_SHOWN} more" if len(every) > _NAMES_SHOWN else ""
     return ", ".join(every[:_NAMES_SHOWN]) + more
 

@@ -23,6 +23,11 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 DEFAULT_BRANCH: Final = "main"
 
 
+def is_commit(revision: str) -> bool:
+    """Whether a hub's revision can never name other bytes."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
 @dataclass(frozen=True)
 class HubSource:
     """A model repository of the hub or a mirror of it."""
@@ -32,7 +37,7 @@ class HubSource:
 
     @property
     def immutable(self) -> bool:
-        return _COMMIT.fullmatch(self.revision) is not None
+        return is_commit(self.revision)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,30 @@ def test_what_cannot_be_resolved_is_told_in_one_sentence(
     assert "secret" not in result.err
 
 
+@pytest.mark.parametrize("said", ["main", "v1.0", "refs/pr/1", "", "a" * 39, "A" * 40])
+def test_a_hub_that_answers_a_branch_with_another_moving_name_is_not_believed(
+    place: Place, pratique: Run, said: str
+) -> None:
+    place.hub.repositories[NAME].commit = said
+    result = pratique("resolve", f"hf://{NAME}@main", "--hub-endpoint", place.hub.url)
+    assert (result.code, result.out) == (3, "")
+    assert "no commit" in result.err
+
+
+def test_what_a_hub_calls_its_files_does_not_steer_the_terminal(tmp_path: Path, pratique: Run) -> None:
+    """A listing may hold any name; those that are not fetched are told, on a terminal and in a pod's log."""
+    folder = make_repository(tmp_path / "origin" / NAME)
+    names = ("\x1b]2;owned\x07.json", "a\nDownloadCorrupt: forged.json", "\u202egnp.json")
+    for name in names:
+        (folder / name).write_text("{}")
+    with Hub(tmp_path / "origin") as hub:
+        result = pratique("resolve", f"hf://{NAME}", "--hub-endpoint", hub.url)
+    assert result.code == 0
+    assert not {"\x1b", "\x07", "\u202e"} & set(result.err)
+    assert not any(line.startswith("DownloadCorrupt") for line in result.err.splitlines())
+    assert r"'\x1b]2;owned\x07.json'" in result.err
+
+
 def test_credentials_are_those_of_fetch(tmp_path: Path, pratique: Run) -> None:
     make_repository(tmp_path / "origin" / NAME)
     secret = tmp_path / "secret"
