@@ -76,7 +76,7 @@ def places(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
         first.start_recording(tiny_model_dir, PYTHONHASHSEED="0", LC_ALL="C.UTF-8", TZ="UTC"),
         second.start_recording(
             tiny_model_dir, PYTHONHASHSEED="4242", LC_ALL="C", LANG="tr_TR.UTF-8", TZ="Pacific/Kiritimati",
-            PYTHONDONTWRITEBYTECODE="1", COLUMNS="40",
+            PYTHONDONTWRITEBYTECODE="1", COLUMNS="40", OMP_NUM_THREADS="2",
         ),
     ]  # fmt: skip
     for process in processes:
