@@ -140,9 +140,8 @@ def measure_readyz(folder: Path, seconds: float) -> dict[str, Any]:
                 found["saturated"] = ask_in_turn(ports, seconds)
                 stats = httpx.get(f"{server.management}/stats", trust_env=False).json()["engine"]
             found["engineWhileSaturated"] = {name: stats[name] for name in ("running", "waiting")}
-    handler = json.loads((folder / "handler.json").read_text())
-    found["handler"] = summarize(handler)
-    return found
+    taken = json.loads((folder / "taken.json").read_text())
+    return {**found, **{name: summarize(seconds) for name, seconds in taken.items()}}
 
 
 def measure_users(folder: Path, *, blocks: int, requests: int, seed: int) -> dict[str, Any]:
@@ -263,7 +262,8 @@ def _readyz_rows(ready: dict[str, Any]) -> list[str]:
         for name, title in servers.items()
         for connection, how in connections.items()
     ]
-    return [_row("at the handler", "both", ready["handler"]), *rows]
+    within = {"handler": "in the handler", "server": "in the server, bytes read to bytes written"}
+    return [*(_row(title, "both", ready[name]) for name, title in within.items()), *rows]
 
 
 def _row(where: str, state: str | None, values: dict[str, Any]) -> str:
@@ -288,6 +288,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only-readyz", action="store_true", help="print that part, write nothing")
     options = parser.parse_args()
     host = describe_host()
     begun, (all_before, _) = time.perf_counter(), cpu_seconds()
@@ -296,6 +297,8 @@ def main() -> None:
         folder = Path(name)
         gate = _tell(measure_gate(folder, options.runs))
         readyz = _tell(measure_readyz(folder, options.seconds))
+        if options.only_readyz:
+            return
         users = _tell(measure_users(folder, blocks=options.blocks, requests=options.requests, seed=options.seed))
     (all_after, _), seconds = cpu_seconds(), time.perf_counter() - begun
     own = sum(os.times()[:4]) - own_before  # children that have ended are counted

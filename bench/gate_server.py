@@ -1,5 +1,7 @@
-"""The server under ``bench.gate_cost``: the ordinary serving process, with the time of each readiness answer taken at its handler and
-a switch for re-verification. ``python -m bench.gate_server SERVING.json FOLDER``; what it measured lies in FOLDER when it has ended.
+"""The server under ``bench.gate_cost``: the ordinary serving process that also takes the time of each readiness answer (at its handler,
+and from the request's bytes read to the answer's bytes written) and has a switch for re-verification.
+
+``python -m bench.gate_server SERVING.json FOLDER``; what it measured lies in FOLDER when it has ended.
 """
 
 import json
@@ -7,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pratique_contract import constants
 from pratique_server.config import load_serving_spec
@@ -21,15 +25,17 @@ SWITCH = "reverify-on"
 def main() -> int:
     """Serve until told to stop, then leave what was measured."""
     spec, folder = load_serving_spec(Path(sys.argv[1])), Path(sys.argv[2])
-    seconds: list[float] = []
+    seconds: dict[str, list[float]] = {"handler": [], "server": []}
     answer = ManagementApp.answer
 
     def timed(app: ManagementApp, method: str, path: str) -> Answer:
         begun = time.perf_counter()
         result = answer(app, method, path)
         if path == constants.READYZ_PATH:
-            seconds.append(time.perf_counter() - begun)
+            seconds["handler"].append(time.perf_counter() - begun)
         return result
+
+    _time_protocol(seconds["server"])
 
     run_round = reverification.Reverifier._run_round
 
@@ -42,7 +48,24 @@ def main() -> int:
     try:
         return run(spec)
     finally:
-        (folder / "handler.json").write_text(json.dumps(seconds))
+        (folder / "taken.json").write_text(json.dumps(seconds))
+
+
+def _time_protocol(seconds: list[float]) -> None:
+    """From a request's bytes in this process to the last byte of its answer handed to the kernel: what the server can answer for."""
+    protocol: Any = H11Protocol
+    receive, complete = protocol.data_received, protocol.on_response_complete
+
+    def data_received(self: Any, data: bytes) -> None:
+        self.bench_read_at = time.perf_counter()
+        receive(self, data)
+
+    def on_response_complete(self: Any) -> None:
+        if self.scope["path"] == constants.READYZ_PATH:
+            seconds.append(time.perf_counter() - self.bench_read_at)
+        complete(self)
+
+    protocol.data_received, protocol.on_response_complete = data_received, on_response_complete
 
 
 if __name__ == "__main__":
