@@ -44,6 +44,7 @@ class Assembly:
         """Fetch what is missing, verify, publish. A finished folder that is there gets what it lacks."""
         target, store = self.target, self.store
         store.open_partial()
+        store.require_apart(file.path for file in listing.files if not file.archive)
         finished = store.read_receipt()
         have = {} if finished is None else {entry.path: entry for entry in finished.files}
         fetched = self._fetch(listing, have)
@@ -58,7 +59,6 @@ class Assembly:
             raise FetchError(f"{target.name} holds {shown(sorted(both))} twice: in an archive and as a file of its own")
         new = {entry.path: entry for entry in (*unpacked, *plain)}
         store.drop_others(set(new))
-        store.require_names(set(new))
         every = {**have, **new}
         require_usable(Selection(tuple(every), {**listing.left_out, **left_out}), target.wanted, target.name)
         self._compare_with_release(listing, every, set(new))

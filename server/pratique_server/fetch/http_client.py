@@ -4,6 +4,8 @@ Certificates are always checked, against the usual authorities and the Secret's 
 """
 
 import email.utils
+import json
+import re
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,6 +16,7 @@ from urllib.parse import urlsplit
 import certifi
 import httpx
 
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.errors import (
     CorruptError,
@@ -32,7 +35,7 @@ CONNECT_SECONDS: Final = 15.0
 USER_AGENT: Final = "pratique-fetch"
 _PROXY_REMEDY: Final = "check HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY"
 _CONTENT_STATUSES: Final = (200, 206)
-_ERROR_BYTES_SHOWN: Final = 200
+_ERROR_BYTES_SHOWN: Final = 120
 _ERROR_BYTES_READ: Final = 4096
 
 
@@ -209,7 +212,8 @@ def _date(text: str) -> datetime | None:
 
 
 def _read_detail(response: httpx.Response) -> str:
-    """The first line of an error's body, when it is text."""
+    """What an error's body says, when it is text: of a registry's or a store's form of an error only its code and sentence, since what
+    helps comes after it and has to fit into a condition, too."""
     if "x-error-message" in response.headers:
         return _one_line(response.headers["x-error-message"])
     kind = response.headers.get("content-type", "").partition(";")[0]
@@ -223,7 +227,28 @@ def _read_detail(response: httpx.Response) -> str:
                 break
     except httpx.HTTPError:
         return ""
-    return _one_line(body[:_ERROR_BYTES_READ].decode("utf-8", "replace"))
+    text = body[:_ERROR_BYTES_READ].decode("utf-8", "replace")
+    return _one_line(_told_in_json(text) or _told_in_xml(text) or text)
+
+
+def _told_in_json(text: str) -> str | None:
+    """``{"errors": [{"code", "message"}]}`` of a registry, ``{"error": …}`` of most others."""
+    try:
+        value = json.loads(text)
+        found = value["errors"][0] if value.get("errors") else value["error"]
+        return found if isinstance(found, str) else _told(found.get("code"), found.get("message"))
+    except (*JSON_ERRORS, AttributeError, LookupError, TypeError):
+        return None
+
+
+def _told_in_xml(text: str) -> str | None:
+    """``<Error><Code>…</Code><Message>…</Message>`` of S3."""
+    parts = [re.search(f"<{name}>([^<]*)</{name}>", text) for name in ("Code", "Message")]
+    return _told(*(part and part[1] for part in parts))
+
+
+def _told(code: object, message: object) -> str | None:
+    return ": ".join(str(part) for part in (code, message) if part) or None
 
 
 def _one_line(text: str) -> str:

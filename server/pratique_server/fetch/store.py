@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -172,15 +174,27 @@ class Store:
                     continue
         return total
 
-    def require_names(self, names: set[str]) -> None:
-        """Refuse a volume that has made one file out of two, as those do that do not tell upper from lower case: each was right when it
-        was read back, and one of them lies there under both names."""
-        there = set(list_files(self.partial, skip=(STATE_FOLDER, ARCHIVES_FOLDER)))
-        if missing := sorted(names - there):
-            raise FetchError(
-                f"{missing[0]} does not lie on the cache volume under this name: its file system does not tell all names apart (upper "
-                "and lower case); use a volume that does"
-            )
+    def require_apart(self, names: Iterable[str]) -> None:
+        """Refuse a volume that would make one file out of two, as those do that do not tell upper from lower case: whichever was written
+        last would lie there under both names."""
+        alike: dict[str, list[str]] = {}
+        for name in sorted(names):
+            alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+        for first, second in (pair for group in alike.values() for pair in pairwise(group)):
+            if self._takes_for_one(first, second):
+                raise FetchError(
+                    f"{first} and {second} are one file on the cache volume, whose file system does not tell such names apart; use a "
+                    "volume that does"
+                )
+
+    def _takes_for_one(self, first: str, second: str) -> bool:
+        """Tried out, since nothing tells."""
+        folder = self.partial / STATE_FOLDER / ".probe"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / first.replace("/", "_")).touch()
+        same = (folder / second.replace("/", "_")).exists()
+        shutil.rmtree(folder)
+        return same
 
     def neighbours(self) -> list[str]:
         """Other folders on the volume, finished or begun and left, for a person who has to make room."""

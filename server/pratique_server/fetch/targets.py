@@ -3,9 +3,11 @@
 Two sources that name the same thing share a folder (the model's own tokenizer given again): they are fetched once, with what both need.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.record import ReleaseRecord
@@ -15,6 +17,8 @@ from pratique_server.fetch.errors import CorruptError
 from pratique_server.fetch.expected import Expected, expected_of_adapter, expected_of_model, expected_of_tokenizer
 from pratique_server.fetch.secrets import clean_url
 from pratique_server.fetch.selection import Wanted
+
+_LONG_DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +33,10 @@ class Target:
 
     @property
     def name(self) -> str:
-        """URI and revision for a sentence, without credentials."""
+        """URI and revision for a sentence, without credentials and with the first digits of a digest."""
         revision = self.revision
         if not revision or revision in self.uri:
-            return clean_url(self.uri)
+            return _LONG_DIGEST.sub(r"\1", clean_url(self.uri))
         digits = 12 + (len("sha256:") if revision.startswith("sha256:") else 0)
         return f"{clean_url(self.uri)} at {revision[:digits]}"
 

@@ -1,6 +1,7 @@
 """The sentence that stands in the CR at night: it names what helps, which is not the same for causes that look alike."""
 
 import errno
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import urllib3
 
 from pratique_contract.reasons import Reason
 from pratique_server.fetch.errors import FetchError, NotFoundError, explain_os_error
-from pratique_server.fetch.http_client import explain_status, explain_transport, retry_after
+from pratique_server.fetch.http_client import explain_status, explain_transport, raise_for_status, retry_after
 from pratique_server.fetch.registry import Repository
 from pratique_server.fetch.secrets import Credentials, read_credentials
 
@@ -141,3 +142,37 @@ def test_a_registry_is_asked_where_its_api_is(name: str, host: str) -> None:
     with httpx.Client() as client:
         repository = Repository(name, "owner/tiny", client=client, credentials=Credentials())
         assert repository.blob_url("sha256:0") == f"https://{host}/v2/owner/tiny/blobs/sha256:0"
+
+
+REGISTRY = {
+    "errors": [{"code": "UNAUTHORIZED", "message": "authentication required", "detail": [{"Type": "repository"}] * 50}]
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "told"),
+    [
+        ("application/json", json.dumps(REGISTRY), "UNAUTHORIZED: authentication required"),
+        ("application/json", '{"error": "Invalid username or password."}', "Invalid username or password."),
+        ("application/json", '{"error": {"code": 401, "message": "no"}}', "401: no"),
+        ("application/json", '["what"]', '["what"]'),
+        ("application/json", '{"errors": []}', '{"errors": []}'),
+        ("application/json", "[" * 4000, "[[["),
+        ("text/xml", "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>", "AccessDenied: Request has expired"),
+        ("text/plain", "go away\n", "go away"),
+        ("text/html", "<html>" + "x" * 900, ""),
+    ],
+)  # fmt: skip
+def test_what_a_peer_says_leaves_room_for_what_helps(kind: str, body: str, told: str) -> None:
+    """A condition's message has 400 characters; the whole of a registry's answer would take the end of the sentence."""
+    answer = httpx.Response(401, headers={"content-type": kind}, stream=httpx.ByteStream(body.encode()))
+    with (
+        httpx.Client(transport=httpx.MockTransport(lambda _: answer)) as client,
+        client.stream("GET", "https://registry.example/x") as response,
+        pytest.raises(FetchError) as raised,
+    ):
+        raise_for_status(response, f"manifest sha256:{'0' * 64} of models/tiny")
+    message = raised.value.about("oci://registry.example/models/tiny@sha256:000000000000").message
+    assert told in message
+    assert "check the credentials in the Secret" in message
+    assert len(message) <= 400
