@@ -22,7 +22,15 @@ from pratique_operator.pods.stuck import explain_stuck
 from pratique_operator.release.records import ReadRecord, observe_offers, records_by_revision
 from pratique_operator.release.references import Reference, References, required_references
 from pratique_operator.release.review import Candidate, ReviewState, compute_review, served_at
-from pratique_operator.release.trust import Recorded, Trust, declared_of, observe_recorded, pin_lost, unrecorded
+from pratique_operator.release.trust import (
+    Recorded,
+    Trust,
+    declared_of,
+    is_stranger,
+    observe_recorded,
+    pin_lost,
+    unrecorded,
+)
 from pratique_operator.rollout.planner import RevisionState, RolloutState
 
 Manifest = dict[str, Any]
@@ -250,7 +258,7 @@ def rollout_state(snapshot: Snapshot) -> RolloutState:
         entry=snapshot.entry,
         traffic=_traffic(snapshot),
         revisions={
-            revision: _revision_state(deployment, snapshot.pods_of(revision))
+            revision: _revision_state(deployment, snapshot.pods_of(revision), _able(snapshot, revision, deployment))
             for revision, deployment in sorted(deployments.items())
         },
         review=snapshot.review.message if snapshot.review is not None and snapshot.review.holds else None,
@@ -292,11 +300,21 @@ def _traffic(snapshot: Snapshot) -> frozenset[str] | None:
     return None if snapshot.endpoints is None else frozenset(snapshot.endpoints)
 
 
-def _revision_state(deployment: Manifest, pods: tuple[PodFacts, ...]) -> RevisionState:
+def _able(snapshot: Snapshot, revision: str, deployment: Manifest) -> tuple[PodFacts, ...]:
+    """The pods that count as ready. Of the revision that serves: whatever answers, since a fault found later takes no traffic from it by
+    itself. To take over needs more: one whose pods have begun to answer otherwise, or have passed as another release, does not."""
+    ready = (pod for pod in snapshot.pods_of(revision) if pod.ready)
+    if revision == snapshot.entry:
+        return tuple(ready)
+    recorded = snapshot.trust.recorded.get(declared_of(deployment) or "")
+    return tuple(pod for pod in ready if pod.verified and not is_stranger(pod, recorded))
+
+
+def _revision_state(deployment: Manifest, pods: tuple[PodFacts, ...], able: tuple[PodFacts, ...]) -> RevisionState:
     return RevisionState(
         replicas=_replicas(deployment),
         pods=sum(not pod.ended for pod in pods),
-        ready=sum(pod.ready for pod in pods),
+        ready=len(able),
         waiting=sum(pod.waits_for_capacity for pod in pods),
         served_at=served_at(deployment),
     )

@@ -222,22 +222,22 @@ def _sentence(body: str) -> str:
     return " ".join(readable.split())
 
 
+def is_stranger(pod: PodFacts, recorded: Recorded | None) -> bool:
+    """Whether it passed as something else than what is recorded for its declaration."""
+    verdict = pod.verdict
+    if recorded is None or verdict is None or pod.terminating or not verdict.passed:
+        return False
+    return verdict.fingerprint not in (None, recorded.fingerprint)
+
+
 def find_stranger(pods: Iterable[PodFacts], recorded: Recorded | None) -> Finding | None:
     """A pod that trusted itself although something else was recorded: it started before its node knew the ConfigMap, or while the
     ConfigMap was gone."""
-    if recorded is None:
-        return None
     for pod in pods:
-        verdict = pod.verdict
-        if (
-            pod.terminating
-            or verdict is None
-            or not verdict.passed
-            or verdict.fingerprint in (None, recorded.fingerprint)
-        ):
+        if recorded is None or pod.verdict is None or not is_stranger(pod, recorded):
             continue
         sentence = (
-            f"pod {pod.name} serves release {short_digest(str(verdict.fingerprint))}, but {short_digest(recorded.fingerprint)} is "
+            f"pod {pod.name} serves release {short_digest(str(pod.verdict.fingerprint))}, but {short_digest(recorded.fingerprint)} is "
             f"recorded (ConfigMap {recorded.config_map}); delete the pod: the next one is held against the record"
         )
         return Finding(Reason.RECORD_MISSING, sentence)

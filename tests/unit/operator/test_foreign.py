@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult, constants
+from pratique_contract.verdict import Reverification
 from pratique_operator import labels
+from pratique_operator.observe import Snapshot, rollout_state
 from pratique_operator.pods.foreign import find_foreign, is_foreign, is_foreign_slice
-from tests.unit.operator.test_status import REV, conditions, message, serving, status_of
-from tests.unit.operator.worlds import make_pod
+from pratique_operator.rollout.planner import plan_rollout
+from tests.unit.operator.test_status import OLD, REV, conditions, message, serving, status_of
+from tests.unit.operator.worlds import NOW, make_deployment, make_pod, make_snapshot, ready_pod
 
 OWN = f"svc-{REV}-5d4f"
+APPROVED = "sha256:" + "a" * 64
 CONTROLLER = "endpointslice-controller.k8s.io"
 
 
@@ -107,3 +111,31 @@ def test_a_pod_that_passed_as_another_release_than_the_approved_one_is_not_verif
     if not verified:
         assert conditions(snapshot)["FingerprintVerified"] == ("False", "RecordMissing")
         assert "passed as release bbbbbbbbbbbb, aaaaaaaaaaaa was approved" in message(snapshot, "Degraded")
+
+
+def candidate(**facts: Any) -> Snapshot:
+    """An old revision serves; the target's only pod is ready."""
+    deployments = (make_deployment(OLD, served=True), make_deployment(REV))
+    pods = (ready_pod(OLD, "old"), make_pod(REV, ready=True, running=True, **facts))
+    return make_snapshot(entry=OLD, deployments=deployments, pods=pods, endpoints={OLD: 1})
+
+
+def test_a_candidate_takes_over_only_with_pods_against_which_nothing_is_known() -> None:
+    passed = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved", fingerprint=APPROVED)
+    drift = Reverification(
+        result=VerdictResult.FAIL, reason=Reason.OUTPUT_MISMATCH, message="other token", failures=3, at=NOW
+    )
+    entries = {
+        "unknown": candidate(),
+        "passed": candidate(verdict=passed, approved=APPROVED),
+        "as another release": candidate(verdict=passed, approved="sha256:" + "b" * 64),
+        "lies since": candidate(verdict=passed.model_copy(update={"reverification": drift})),
+    }
+    chosen = {name: plan_rollout(rollout_state(snapshot), NOW).entry for name, snapshot in entries.items()}
+    assert chosen == {"unknown": REV, "passed": REV, "as another release": OLD, "lies since": OLD}
+
+
+def test_what_is_found_against_pods_that_serve_takes_no_traffic_from_them() -> None:
+    verdict = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved", fingerprint=APPROVED)
+    snapshot = serving(make_pod(REV, ready=True, running=True, verdict=verdict, approved="sha256:" + "b" * 64))
+    assert plan_rollout(rollout_state(snapshot), NOW).phase == "Complete"
