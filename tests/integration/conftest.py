@@ -7,6 +7,8 @@ import pytest
 # By measured time. Files that are not named follow in their usual order.
 LONG_FILES: Final = (
     "test_api_lifecycle.py",
+    "test_review.py",
+    "test_processes.py",
     "test_engine_broken.py",
     "test_gate_cli.py",
     "test_engine_real_model.py",

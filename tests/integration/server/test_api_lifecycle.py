@@ -18,6 +18,8 @@ from pratique_server.config import EngineLimits
 from pratique_server.serve import ServingProcess
 from tests.integration.server.running import Running, make_spec, serving, serving_process, wait_until
 
+pytestmark = pytest.mark.timeout(180)
+
 HI: Any = [{"role": "user", "content": "What is pratique?"}]
 LONG: dict[str, Any] = {"max_tokens": 450, "extra_body": {"ignore_eos": True}}
 

@@ -17,6 +17,8 @@ from pratique_server.config import ApiLimits
 from tests.integration.server.running import Running, make_spec, serving, wait_until
 from tests.support import models
 
+pytestmark = pytest.mark.timeout(180)
+
 KEY, OTHER_KEY = "key-of-the-harbour", "key-of-the-pilot"
 HI: Any = [{"role": "user", "content": "What is pratique?"}]
 LIMITS = ApiLimits(header_seconds_max=0.5, body_seconds_max=0.5, stall_seconds_max=1.0, unread_bytes_max=64 * 1024)

@@ -20,7 +20,7 @@ from pratique_server.engine.protocol import EngineDeadError, EngineError, Engine
 from tests.integration.server.engine_client import LONG, collect, eventually, is_running, pid_of
 from tests.unit.server.engine.makers import make_request, make_spec
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ from pratique_server.engine.protocol import SamplingRules
 from tests.integration.server.engine_client import collect
 from tests.unit.server.engine.makers import make_request, make_spec
 
-pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 COUNT = 8
 

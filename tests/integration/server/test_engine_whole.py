@@ -28,7 +28,7 @@ from pratique_server.engine.protocol import (
 from tests.integration.server.engine_client import LONG, blocks_back, collect, pid_of
 from tests.unit.server.engine.makers import make_request, make_spec
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -23,7 +23,7 @@ from tests.unit.cli.conftest import Run, pratique
 
 __all__ = ["pratique"]  # a fixture
 
-READY_SECONDS_MAX = 50.0
+READY_SECONDS_MAX = 120.0
 RECORD_SECONDS_MAX = 170.0
 # As a container has it, whatever machine this is.
 BARE = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}

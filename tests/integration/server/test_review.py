@@ -186,7 +186,7 @@ def test_a_changed_template_is_rendered_by_both_and_shown(
 
 
 @pytest.mark.req("R53", "R132")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_a_changed_scheduler_flag_is_measured_on_two_served_releases(tiny_model_dir: Path) -> None:
     specs = [make_spec(tiny_model_dir, engine={"max_num_seqs": seats}) for seats in (16, 8)]
     manifests = [await build_release(spec) for spec in specs]

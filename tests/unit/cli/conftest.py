@@ -1,7 +1,8 @@
 """Runs the command line as a person does, in this process: arguments in, exit code and both streams out."""
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -20,7 +21,9 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def pratique(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def pratique(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    handlers, level = logging.root.handlers[:], logging.root.level
+
     def run(*arguments: object, program: str = "pratique") -> Result:
         monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         code: object = 0
@@ -32,4 +35,7 @@ def pratique(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         assert isinstance(code, int | None)
         return Result(code=code or 0, out=captured.out, err=captured.err)
 
-    return run
+    yield run
+    # A command configures the logs of its process: later tests would write into this test's closed stream.
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
