@@ -1,5 +1,5 @@
 """Who may be served, and whether that still holds: asked when a request's headers are there, when its body is, before the engine is
-given it, and before the first byte of its answer.
+given it, before the first byte of its answer and with each piece of it.
 
 A body may take half a minute and a long prompt its turn in the text pool. Meanwhile the engine may have been lost, and the next one may
 have loaded other bytes, which the gate is only just looking at: what was admitted under one verdict is not served under none.

@@ -66,6 +66,8 @@ class Generation:
         except protocol.EngineError as error:
             self._finished_in_engine = not isinstance(error, protocol.EngineDeadError)
             raise self._translate(error) from error
+        # Before its text is anybody's: the pod may have been found out in the middle of an answer.
+        require_still_admitted(self._trace, self._state)
         self._finished_in_engine = event.finish is not None
         self._trace.note_event(event, self._state.clock())
         piece = self.answer.push(event)

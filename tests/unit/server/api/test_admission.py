@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pratique_contract import Reason, Verdict, VerdictResult
+from pratique_server.engine.protocol import FinishReason
 from pratique_server.text import Renderer
 from tests.unit.server.scripted import (
     FINGERPRINT,
@@ -150,4 +151,21 @@ async def test_an_answer_whose_first_byte_would_come_after_the_verdict_is_gone_i
     response = await asked
     assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
     assert "wrong" not in response.text
+    assert api.engine.live == set()
+
+
+@CHANGES
+async def test_a_stream_ends_with_an_error_when_its_pod_is_found_out(change: Change) -> None:
+    """What this pod goes on to say is known to be wrong: re-verification, or the record that was kept, says so."""
+    going_on = asyncio.Event()
+    api = make_api([*events_of("right", finish=FinishReason.LENGTH)[:3], going_on, *events_of("WRONG")])
+    exchange = RawExchange(api, json.dumps(chat_body(stream=True)).encode())
+    running = asyncio.create_task(exchange.run())
+    await eventually(lambda: b'"g"' in exchange.body)
+    change(api)
+    going_on.set()
+    await running
+    assert b'"code":"not_ready"' in exchange.body
+    assert exchange.body.endswith(b"data: [DONE]\n\n")
+    assert b'"W"' not in exchange.body
     assert api.engine.live == set()
