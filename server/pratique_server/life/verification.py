@@ -65,11 +65,13 @@ class Verification:
         # release for as long as it lives, also when the record it was given has gone or was exchanged meanwhile.
         self._before: ReleaseRecord | None = None
         self._proved: ReleaseRecord | None = None
+        self._was_given = False
 
     async def verify(self, loaded: Loaded) -> Verdict:
         """The verdict on a release nobody is served by yet."""
         self._desk.open(loaded)
         found = await asyncio.to_thread(find_record, self._spec.release, self._recorded_path)
+        self._was_given = found.record is not None
         return await self._prove(loaded, self._as_before(found))
 
     def _as_before(self, found: FoundRecord) -> FoundRecord:
@@ -126,7 +128,7 @@ class Verification:
 
     async def _watch_recorded(self, loaded: Loaded) -> None:
         """Under TrustFirst without a record: match the one that is kept, as soon as one is."""
-        if self._spec.release.policy != "TrustFirst" or self._spec.release.record_path is not None:
+        if self._spec.release.policy != "TrustFirst" or self._was_given:
             return
         while True:
             await self._sleep(self._recorded_poll_seconds)

@@ -170,6 +170,21 @@ async def test_a_new_engine_must_match_what_this_pod_recorded_before(tiny_model_
         assert (await it.get("record"))[0] == 409
 
 
+async def test_a_pod_that_was_given_its_record_looks_no_more_at_what_becomes_of_it(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Whoever may write ConfigMaps could otherwise take every pod out at once; the operator tells an exchanged one."""
+    recorded = tmp_path / "record.json"
+    recorded.write_text((await _first_record(tiny_model_dir)).to_json())
+    async with pod(tiny_model_dir, recorded=recorded) as it:
+        await it.until("readyz", 200)
+        recorded.unlink()
+        await asyncio.sleep(0.1)
+        _bring(recorded, make_record().to_json())
+        await asyncio.sleep(0.2)
+        assert (await it.get("readyz"))[0] == 200
+
+
 async def test_a_new_engine_must_match_the_record_that_was_there_although_it_has_gone(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
