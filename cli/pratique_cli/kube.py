@@ -162,12 +162,18 @@ class Cluster:
             status = f"HTTP {error.status} " if error.status else ""
             raise CliError(f"{what} cannot be had: {status}{reason}") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise CliError(f"The cluster does not answer: {_first_line(error)}") from error
+            host = self._client.ApiClient().configuration.host
+            raise CliError(f"The cluster at {host} does not answer: {_why(error)}") from error
 
 
 def _is_ready(pod: Any) -> bool:
     return any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions or [])
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _why(error: Exception) -> str:
+    """What went wrong in the client's words, without its account of the object and the address it happened to."""
+    cause = getattr(error, "reason", None) or error
+    line = (str(cause).splitlines() or [""])[0]
+    if line.startswith("HTTP"):
+        line = line.partition("): ")[2] or line
+    return line[:200] or type(cause).__name__

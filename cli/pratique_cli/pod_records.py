@@ -65,15 +65,21 @@ def obtain_record(
     end = clock() + wait_seconds
     sent = b"" if base is None else base.to_json().encode()
     status, body = port("POST", RECORD_API_PATH, sent)
+    begun = status == 202  # what it says to this is for programs
     while status == 202:
-        message = _message(body)
-        if message != said:
-            tell(message)
-            said = message
-        if clock() > end:
-            raise CliError(f"The pod had no record after {wait_seconds:.0f} s: {message}")
         sleep(POLL_SECONDS)
         status, body = port("GET", f"{RECORD_API_PATH}?{RECORD_OF_PARAMETER}={digest_bytes(sent)}", b"")
+        message = _message(body)
+        if status == 202 and message != said:
+            tell(message)
+            said = message
+        if status == 202 and clock() > end:
+            raise CliError(f"The pod had no record after {wait_seconds:.0f} s: {message}")
+    if begun and status == 503:
+        raise CliError(
+            f"The pod lost what it had loaded while it made the record ({_message(body)}). A refused pod is restarted after "
+            "startup.timeoutSeconds: ask again soon after a start, or set more"
+        )
     if status != 200:
         raise CliError(_message(body), code=EXIT_NO if status == 409 else EXIT_FAILED)
     try:

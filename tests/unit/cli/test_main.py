@@ -1,8 +1,11 @@
 """The entry point: quick, quiet about tracebacks, and at home in kubectl."""
 
+import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tests.unit.cli.conftest import Run
 
@@ -59,3 +62,26 @@ def test_a_closed_reader_is_no_error() -> None:
     command = f"{sys.executable} -m pratique_cli --help | true"
     result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in result.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_named_with_the_cause(tmp_path: Path) -> None:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    # In a process of its own: the client reads the variable when it is imported.
+    run = subprocess.run(
+        [sys.executable, "-m", "pratique_cli", "status", "smollm2", "-n", "demo"],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.defpath, "KUBECONFIG": str(kubeconfig)},
+    )
+    assert run.returncode == 3
+    assert "The cluster at https://127.0.0.1:1 does not answer: " in run.stderr
+    assert run.stderr.strip().endswith("Connection refused")

@@ -64,6 +64,7 @@ def test_a_pod_is_asked_once_and_looked_at_until_its_record_is_there(pratique: R
     look = ("GET", "/record", f"of={digest_bytes(b'')}".encode())
     assert app.asked == [("POST", "/record", b""), *[look] * 3]
     assert result.err.count("prompt 3 of 24") == 1
+    assert "ask again with GET" not in result.err
     assert f"Recorded release {RECORD.fingerprint}: 7 fixtures, 3 golden cases" in result.err
 
 
@@ -97,6 +98,21 @@ def test_a_pod_without_a_record_is_heard(
     result = pratique("release", "record", "--url", port.url)
     assert (result.code, result.out) == (code, "")
     assert sentence in result.err
+
+
+def test_a_pod_that_is_restarted_meanwhile_is_told(pratique: Run, port: ServedPort) -> None:
+    port.app = RecordPort(
+        [_say(202, "The record is being made: ask again with GET"), _say(503, "Nothing is loaded yet")]
+    )
+    result = pratique("release", "record", "--url", port.url)
+    assert (result.code, result.out) == (3, "")
+    assert "restarted after startup.timeoutSeconds" in result.err
+
+
+@pytest.mark.parametrize("name", ["service.yaml", "services/smollm2"])
+def test_a_manifest_that_is_not_there_is_no_service(name: str, pratique: Run) -> None:
+    result = pratique("release", "record", "--service", name)
+    assert (result.code, f"There is no file {name}" in result.err) == (3, True)
 
 
 def test_a_service_is_asked_through_the_api_server(pratique: Run, monkeypatch: pytest.MonkeyPatch) -> None:

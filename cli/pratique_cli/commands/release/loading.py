@@ -111,6 +111,8 @@ def _running_pod(
         raise CliError(
             f"{release.service} is a file: say with --model DIR which files the release is of", code=EXIT_USAGE
         )
+    if release.service.suffix or len(release.service.parts) > 1:  # no service has such a name
+        raise CliError(f"There is no file {release.service}, and no service can have that name")
     from pratique_cli.kube import Cluster
     from pratique_contract.constants import MANAGEMENT_PORT
 
@@ -125,7 +127,7 @@ def _record_here(release: ReleaseOptions, base: "ReleaseRecord | None") -> "Rele
     spec = release.spec()
     if base is None:
         note(f"Loading {spec.model.path} and searching for golden cases (about a minute for a small model)")
-        made: ReleaseRecord = run_offline("record", spec)
+        made: ReleaseRecord = run_offline("record", spec, progress=_tell_progress)
         return made
     note(f"Loading {spec.model.path} and running the golden cases of release {base.fingerprint}")
     extended: ReleaseRecord
@@ -136,6 +138,10 @@ def _record_here(release: ReleaseOptions, base: "ReleaseRecord | None") -> "Rele
             "and a pod that loads it still needs a record of its own"
         )
     return extended
+
+
+def _tell_progress(said: str) -> None:
+    note(f"The record is being made: {said}")
 
 
 def _say_recorded(made: "ReleaseRecord", base: "ReleaseRecord | None") -> str:
