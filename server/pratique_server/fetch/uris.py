@@ -89,7 +89,9 @@ SourceName = HubSource | OciSource | WebSource | BucketSource
 
 def parse_source(uri: str, revision: str | None) -> SourceName:
     """Take a URI apart."""
-    rest = uri.partition("://")[2]
+    _, scheme_ends, rest = uri.partition("://")
+    if not scheme_ends:  # not repeated: what was pasted here in a URI's place may be a secret
+        raise FetchError("A source begins with hf://, oci://, https:// or s3://; what was given has none of them")
     match scheme_of(uri):
         case "hf":
             return _parse_hub(rest, revision)

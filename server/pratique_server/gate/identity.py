@@ -92,7 +92,7 @@ def check_trusted_fingerprint(release: ReleaseSpec, observed: ReleaseManifest) -
         raise CheckFailedError(
             Reason.RECORD_MISSING,
             f"Release {short_digest(str(release.fingerprint))} is approved, {short_digest(observed.fingerprint)} is loaded, and "
-            "no record says which part differs",
+            "no record says which part differs: put back what was approved, or leave spec.release.fingerprint out to have this recorded",
             expected=release.fingerprint,
             observed=observed.fingerprint,
         )

@@ -18,6 +18,12 @@ def test_a_source_that_cannot_be_fetched_is_told_in_one_line(pratique: Run, tmp_
     assert "pa55word" not in result.err
 
 
+def test_a_name_without_a_scheme_is_told_what_a_source_begins_with(pratique: Run, tmp_path: Path) -> None:
+    for command in (("fetch", "user:pa55word@host/model", tmp_path / "model"), ("resolve", "owner/name")):
+        result = pratique(*command)
+        assert (result.code, "begins with hf://" in result.err, "pa55word" in result.err) == (3, True, False)
+
+
 def test_credentials_that_are_not_there_are_told(pratique: Run, tmp_path: Path) -> None:
     result = pratique("fetch", "hf://owner/name", tmp_path / "m", "--credentials", tmp_path / "none")
     assert result.code == 3
