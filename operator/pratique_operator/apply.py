@@ -4,7 +4,7 @@ deletes name an object by UID, so that nothing else can be meant.
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pratique_operator import kinds, metrics, names
 from pratique_operator.api.schema import quantity_value
@@ -22,13 +22,17 @@ LOG = logging.getLogger(__name__)
 
 Manifest = dict[str, Any]
 
+# Plain booleans of the API, which Go leaves out when they are false; those that are pointers stand there as false.
+_LEFT_OUT_WHEN_FALSE: Final = frozenset({"publishNotReadyAddresses"})
+
 
 def contains(observed: Any, intent: Any) -> bool:
     """Whether the observed value holds all of the intent. Fields the API server added do not count; lists must match in length;
-    quantities compare by value (the server writes 1000m as 1)."""
+    quantities compare by value (the server writes 1000m as 1), and what the server leaves out is false."""
     if isinstance(intent, Mapping):
         return isinstance(observed, Mapping) and all(
-            key in observed and contains(observed[key], value) for key, value in intent.items()
+            contains(observed[key], value) if key in observed else key in _LEFT_OUT_WHEN_FALSE and value is False
+            for key, value in intent.items()
         )
     if isinstance(intent, list | tuple):
         return (

@@ -105,6 +105,7 @@ def build_revision_service(owner: Manifest, target: Target) -> Manifest:
         spec={
             "type": "ClusterIP",
             "selector": labels.revision_selector(service, target.revision),
+            "publishNotReadyAddresses": False,
             "ports": [
                 _port(constants.API_PORT_NAME, names.ENTRY_PORT),
                 _port(constants.MANAGEMENT_PORT_NAME, constants.MANAGEMENT_PORT),
@@ -125,6 +126,8 @@ def build_entry_service(owner: Manifest, revision: str) -> Manifest:
         spec={
             "type": "ClusterIP",
             "selector": labels.revision_selector(service, revision),
+            # Said, so that it is put back when somebody sets it: clients would meet pods that have not passed.
+            "publishNotReadyAddresses": False,
             "ports": [_port(constants.API_PORT_NAME, names.ENTRY_PORT)],
         },
     )

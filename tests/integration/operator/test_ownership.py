@@ -23,6 +23,12 @@ def test_drift_is_repaired(slow_world: World) -> None:
     )
     core.patch(kinds.SERVICE, world.namespace, "svc", {"spec": {"selector": {constants.LABEL_REVISION: "gone"}}})
     eventually(lambda: world.entry() == revision, what="the selector is back")
+    for service in ("svc", f"svc-{revision}"):
+        core.patch(kinds.SERVICE, world.namespace, service, {"spec": {"publishNotReadyAddresses": True}})
+        eventually(
+            lambda: not world.children()[f"Service/{service}"]["spec"].get("publishNotReadyAddresses"),  # noqa: B023
+            what="pods that have not passed get no traffic again",
+        )
     for kind, name in (
         (kinds.SERVICE, "svc"),
         (kinds.SERVICE, f"svc-{revision}"),

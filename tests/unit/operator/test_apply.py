@@ -45,10 +45,17 @@ def test_fields_added_by_the_server_do_not_count(value: dict[str, Any], key: str
         (None, {"a": 1}),
         ({"memory": "1Gi"}, {"memory": "2Gi"}),
         ({"a": "yes"}, {"a": "no"}),
+        ({"publishNotReadyAddresses": True}, {"publishNotReadyAddresses": False}),
+        ({}, {"automountServiceAccountToken": False}),
     ],
 )
 def test_difference_is_seen(observed: Any, intent: Any) -> None:
     assert not contains(observed, intent)
+
+
+def test_plain_boolean_that_the_server_left_out_is_false() -> None:
+    assert contains({}, {"publishNotReadyAddresses": False})
+    assert not contains({}, {"publishNotReadyAddresses": True})
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ spec:
   selector:
     serving.pratique.dev/service: svc
     serving.pratique.dev/revision: REVISION
+  publishNotReadyAddresses: false
   ports:
   - {{name: http, port: 80, targetPort: http, protocol: TCP}}
 """)
@@ -82,6 +83,7 @@ spec:
   selector:
     serving.pratique.dev/service: svc
     serving.pratique.dev/revision: REVISION
+  publishNotReadyAddresses: false
   ports:
   - {{name: http, port: 80, targetPort: http, protocol: TCP}}
   - {{name: management, port: 8001, targetPort: management, protocol: TCP}}
