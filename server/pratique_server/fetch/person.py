@@ -56,7 +56,7 @@ def _run(uri: str, act: Callable[[Fetcher], None], download: DownloadSpec, *, st
     try:
         credentials = read_credentials(download.credentials_path)
     except FetchError as error:
-        raise PersonError(error.message) from error
+        raise PersonError(_for_person(error.message)) from error
     if credentials.token is None and scheme_of(uri) == "hf":
         # HF_TOKEN, or what `hf auth login` has left.
         credentials = replace(credentials, token=get_token())
@@ -67,4 +67,11 @@ def _run(uri: str, act: Callable[[Fetcher], None], download: DownloadSpec, *, st
     if isinstance(failure, HaltedError):
         raise PersonError(stopped)
     if failure is not None:
-        raise PersonError(redactor.clean(f"{failure.reason}: {failure.message}"))
+        raise PersonError(_for_person(redactor.clean(f"{failure.reason}: {failure.message}")))
+
+
+def _for_person(message: str) -> str:
+    """The sentences are a pod's; a person has no Secret."""
+    if "Secret" not in message:
+        return message
+    return f"{message} (here the Secret's keys are files in --credentials DIR, and HF_TOKEN is a token for the hub)"

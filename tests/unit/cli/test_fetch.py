@@ -18,6 +18,12 @@ def test_a_source_that_cannot_be_fetched_is_told_in_one_line(pratique: Run, tmp_
     assert "pa55word" not in result.err
 
 
+def test_a_person_is_told_what_stands_for_the_secret(pratique: Run, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("one\ntwo\n")
+    result = pratique("fetch", "hf://owner/name", tmp_path / "m", "--credentials", tmp_path)
+    assert (result.code, "of the Secret" in result.err, "--credentials DIR" in result.err) == (3, True, True)
+
+
 def test_a_name_without_a_scheme_is_told_what_a_source_begins_with(pratique: Run, tmp_path: Path) -> None:
     for command in (("fetch", "user:pa55word@host/model", tmp_path / "model"), ("resolve", "owner/name")):
         result = pratique(*command)

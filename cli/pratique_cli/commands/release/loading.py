@@ -126,7 +126,9 @@ def _running_pod(
 def _record_here(release: ReleaseOptions, base: "ReleaseRecord | None") -> "ReleaseRecord":
     spec = release.spec()
     if base is None:
-        note(f"Loading {spec.model.path} and searching for golden cases (about a minute for a small model)")
+        note(
+            f"Loading {spec.model.path} and searching for golden cases (about a minute for a small model on a quiet machine)"
+        )
         made: ReleaseRecord = run_offline("record", spec, progress=_tell_progress)
         return made
     note(f"Loading {spec.model.path} and running the golden cases of release {base.fingerprint}")
