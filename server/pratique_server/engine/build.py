@@ -87,7 +87,7 @@ def _build_torch(
     blocks = count_blocks(spec.engine, settings, bytes_per_token=bytes_per_token, overhead_tokens=overhead)
     kv = KvManager(total_blocks=blocks, block_size=settings.block_size)
     tokens_max = min(settings.length_max, blocks * settings.block_size)
-    facts |= {"execution": "packed", "kvBlocks": blocks, "kvBytesPerToken": bytes_per_token, "minRows": runner.min_rows}
+    facts |= {"execution": "packed", "kvBlocks": blocks, "kvBytesPerToken": bytes_per_token}
     return TorchEngine(
         runner=runner,
         kv=kv,

@@ -1,8 +1,8 @@
 """Run one scheduled step through the model: items in, logits of the rows that yield a token out.
 
 The tokens of all items are packed into one row. Only the rows that sample reach the language head. Both the token
-rows and the head's rows are padded to at least ``min_rows``: matrix products with fewer rows take another path in
-the CPU library and round differently.
+rows and the head's rows are padded (``padded_rows``): the CPU library computes what is too few in another way and
+rounds differently.
 """
 
 import inspect
@@ -17,15 +17,14 @@ from transformers import PreTrainedModel
 from pratique_server.engine.torch_engine.attention import ATTENTION_NAME, PackedBatch, Segment, attend_within
 from pratique_server.engine.torch_engine.kv_storage import SequenceKv
 
-ROWS_PER_THREAD: Final = 4
-MIN_ROWS_MAX: Final = 64
+ROWS: Final = 4
 
 
-def min_rows(dtype: torch.dtype, threads: int) -> int:
-    """Fewest rows of a matrix product for which a row's result does not depend on how many rows there are.
-    Measured: the float32 kernels split the rows over the threads and need four for each; the 16-bit ones need
-    four in all."""
-    return min(MIN_ROWS_MAX, ROWS_PER_THREAD * threads) if dtype is torch.float32 else ROWS_PER_THREAD
+def padded_rows(count: int, dtype: torch.dtype) -> int:
+    """How many rows a matrix product of ``count`` rows is given, so that a row's result does not depend on their number.
+    Measured with 1 to 8 threads and up to 200 rows: the float32 kernels compute four rows at a time, and the threads' shares
+    of 9, 10 or 11 rows leave one to three over (with two threads; every multiple of four is right); the 16-bit ones need four in all."""
+    return -(-max(count, 1) // ROWS) * ROWS if dtype is torch.float32 else max(count, ROWS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class ModelRunner:
         self._device = weight.device
         self._plain_attention = model.config._attn_implementation
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.min_rows = min_rows(weight.dtype, torch.get_num_threads())
+        self._dtype = weight.dtype
 
     def use_packed_attention(self) -> None:
         self._model.set_attn_implementation(ATTENTION_NAME)
@@ -60,8 +59,8 @@ class ModelRunner:
     def execute(self, items: Items[RunItem]) -> Tensor:
         """Write the items' K/V and return logits ``[rows, vocabulary]`` in float32, one row per sampling item, in
         order."""
-        ids, positions, segments, rows = _pack(items, self.min_rows)
-        kept = torch.tensor(_at_least(rows or [0], self.min_rows), device=self._device)
+        ids, positions, segments, rows = _pack(items, self._dtype)
+        kept = torch.tensor(_pad(rows or [0], self._dtype), device=self._device)
         with attend_within(PackedBatch(segments)):
             output = self._model(
                 input_ids=torch.tensor([ids], device=self._device),
@@ -73,7 +72,7 @@ class ModelRunner:
         return logits[: len(rows)].float()
 
 
-def _pack(items: Items[RunItem], rows_min: int) -> tuple[list[int], list[int], list[Segment], list[int]]:
+def _pack(items: Items[RunItem], dtype: torch.dtype) -> tuple[list[int], list[int], list[Segment], list[int]]:
     ids: list[int] = []
     positions: list[int] = []
     segments: list[Segment] = []
@@ -84,9 +83,9 @@ def _pack(items: Items[RunItem], rows_min: int) -> tuple[list[int], list[int], l
         positions += range(item.start, item.start + len(item.token_ids))
         if item.samples:
             rows.append(len(ids) - 1)
-    padding = max(0, rows_min - len(ids))
+    padding = padded_rows(len(ids), dtype) - len(ids)
     return ids + [0] * padding, positions + [0] * padding, segments, rows
 
 
-def _at_least(rows: list[int], rows_min: int) -> list[int]:
-    return rows + [rows[-1]] * max(0, rows_min - len(rows))
+def _pad(rows: list[int], dtype: torch.dtype) -> list[int]:
+    return rows + [rows[-1]] * (padded_rows(len(rows), dtype) - len(rows))
