@@ -99,6 +99,7 @@ class Cluster:
             for endpoint in item.endpoints or []:
                 if endpoint.conditions.ready and endpoint.target_ref is not None:
                     return str(endpoint.target_ref.name), int(port)
+        self.get_service(name, namespace)  # says so when there is none
         raise CliError(f"No verified pod serves {namespace}/{name} now; pratique status {name} -n {namespace} says why")
 
     def any_pod(self, name: str, namespace: str) -> str:
@@ -112,6 +113,7 @@ class Cluster:
         ).items
         running = [pod for pod in pods if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None]
         if not running:
+            self.get_service(name, namespace)  # says so when there is none
             raise CliError(f"No pod of {namespace}/{name} runs; pratique status {name} -n {namespace} says why")
         return str(min(running, key=lambda pod: (not _is_ready(pod), pod.metadata.name)).metadata.name)
 

@@ -98,6 +98,8 @@ def _revisions(observed: Mapping[str, Any]) -> str:
         revision = observed.get(role)
         if revision:
             fingerprint = (revision.get("fingerprint") or "").removeprefix("sha256:")[:12]
+            # What is declared; without a verified pod nothing has been found to be that.
+            fingerprint += " (not proved)" if fingerprint and not revision.get("verifiedReplicas") else ""
             counts = [revision.get(name) for name in ("replicas", "readyReplicas", "verifiedReplicas")]
             approved = {True: "yes", False: "no"}.get(revision.get("approved"))
             weight = f"{revision.get('weight', 0)}%"

@@ -56,6 +56,15 @@ def test_what_serves_is_shown_before_what_is_wanted() -> None:
     assert "5m" in next(line for line in lines if line.startswith("Ready "))
 
 
+def test_a_candidate_without_a_verified_pod_is_not_shown_as_the_release_it_ought_to_be() -> None:
+    serving = dict(FULL["status"]["serving"])
+    candidate = {**serving, "revision": "def1234567", "fingerprint": "sha256:" + "b" * 64, "verifiedReplicas": 0}
+    text = describe(_resource(**{**FULL["status"], "candidate": candidate}), now=NOW)
+    rows = {line.split()[0]: line for line in text.splitlines() if line.startswith(("serving", "candidate"))}
+    assert f"{'b' * 12} (not proved)" in rows["candidate"]
+    assert "not proved" not in rows["serving"]
+
+
 def test_a_refused_pod_is_shown_with_its_reason() -> None:
     verdict = {
         "pod": "smollm2-abc-x",
