@@ -58,7 +58,7 @@ test-unit: venv ## Unit tests with durations
 	@$(BIN)/pytest tests/unit -q -n 2 --durations=5
 
 .PHONY: test-integration
-test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (under 2 min)
+test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (2-3 min)
 	@$(BIN)/pytest tests/integration tests/mutation/test_sample.py -q -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 .PHONY: test-e2e
