@@ -50,22 +50,16 @@ class Repository:
         """The bytes under a digest or tag, as the registry sends them: whether they are the ones that were meant is not looked at."""
         url = f"{self._base}/manifests/{reference}"
         headers = {"Accept": ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))}
-        content = b""
+        too_long = f"The manifest {reference} of {self._name} has more than {MANIFEST_BYTES_MAX} bytes"
         try:
             with self._client.stream("GET", url, headers=headers, auth=self.auth) as response:
                 what = f"manifest {reference} of {self._repository}"
                 raise_for_status(response, what)
                 if is_page(response.headers):
                     raise explain_page(response.url.host, what)
-                for chunk in response.iter_bytes():
-                    content += chunk
-                    if len(content) > MANIFEST_BYTES_MAX:
-                        raise FetchError(
-                            f"The manifest {reference} of {self._name} has more than {MANIFEST_BYTES_MAX} bytes"
-                        )
+                return _read_body(response, too_long=too_long)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise explain_transport(error, url) from error
-        return content
 
 
 class RegistryAuth(httpx.Auth):
@@ -130,11 +124,8 @@ class RegistryAuth(httpx.Auth):
                 "GET", realm, params=parameters, headers=headers, follow_redirects=False
             ) as response:
                 raise_for_status(response, f"a token for {self._repository}")
-                content = b""
-                for chunk in response.iter_bytes():
-                    content += chunk
-                    if len(content) > MANIFEST_BYTES_MAX:
-                        raise FetchError(f"The token service of {self._registry} sends more than any token has")
+                too_long = f"The token service of {self._registry} sends more than any token has"
+                content = _read_body(response, too_long=too_long)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise explain_transport(error, realm) from error
         try:
@@ -145,3 +136,13 @@ class RegistryAuth(httpx.Auth):
         if not isinstance(token, str) or not token:
             raise FetchError(f"The token service of {self._registry} does not answer with a token")
         return f"Bearer {token}"
+
+
+def _read_body(response: httpx.Response, *, too_long: str) -> bytes:
+    """The whole body of a document; raises ``FetchError`` with the sentence for one that is larger than any."""
+    content = bytearray()
+    for chunk in response.iter_bytes():
+        content += chunk
+        if len(content) > MANIFEST_BYTES_MAX:
+            raise FetchError(too_long)
+    return bytes(content)
