@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -155,18 +155,14 @@ def _serve_alone() -> None:
 async def _serve_bare() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            async for _ in _requests(reader):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
                 writer.write(BARE_ANSWER)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
-
-
-async def _requests(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while True:
-        yield await reader.readuntil(b"\r\n\r\n")
 
 
 def main() -> None:

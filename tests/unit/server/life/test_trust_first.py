@@ -43,6 +43,13 @@ async def _record_of(it: Pod) -> ReleaseRecord:
 _RECORDS: dict[Path, ReleaseRecord] = {}
 
 
+async def _verdict_on_the_next(it: Pod) -> Verdict:
+    """What the gate says of the engine that comes after the one that was lost."""
+    await eventually(lambda: it.process.holder.current().result != "Pass")
+    await eventually(lambda: it.process.holder.current().result != "Pending")
+    return it.process.holder.current()
+
+
 async def _first_record(model: Path) -> ReleaseRecord:
     """What a first pod records, once for all tests."""
     if model not in _RECORDS:
@@ -196,9 +203,7 @@ async def test_a_new_engine_must_match_the_record_that_was_there_although_it_has
         recorded.unlink()
         it.engine.__class__ = OtherWeights
         it.engine.dead.set()
-        await eventually(lambda: it.process.holder.current().result != "Pass")
-        await eventually(lambda: it.process.holder.current().result != "Pending")
-        assert it.process.holder.current().reason == "ModelMismatch"
+        assert (await _verdict_on_the_next(it)).reason == "ModelMismatch"
 
 
 async def test_a_new_engine_is_not_approved_by_a_record_that_came_in_the_place_of_the_approved_one(
@@ -215,9 +220,7 @@ async def test_a_new_engine_is_not_approved_by_a_record_that_came_in_the_place_o
         _bring(given, other)
         it.engine.__class__ = OtherWeights
         it.engine.dead.set()
-        await eventually(lambda: it.process.holder.current().result != "Pass")
-        await eventually(lambda: it.process.holder.current().result != "Pending")
-        verdict = it.process.holder.current()
+        verdict = await _verdict_on_the_next(it)
         assert (verdict.reason, "exchanged while the pod ran" in verdict.message) == ("GoldenMissing", True)
 
 
