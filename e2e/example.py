@@ -10,6 +10,7 @@ from pathlib import Path
 from e2e.cluster.lifecycle import Context
 from e2e.cluster.pins import REPOSITORY
 from e2e.support.kube import condition, environment, get, kubectl
+from pratique_contract.constants import LABEL_SERVICE
 from tests.support import models
 
 NAMESPACE = "demo"
@@ -84,8 +85,14 @@ def deploy(context: Context) -> None:
         wait_ready(context)
 
 
+def _pods_are_ready() -> bool:
+    pods = json.loads(kubectl("get", "pods", "-n", NAMESPACE, "-l", f"{LABEL_SERVICE}={NAME}", "-o", "json"))["items"]
+    return bool(pods) and all((condition(pod, "Ready") or {}).get("status") == "True" for pod in pods)
+
+
 def wait_ready(context: Context) -> None:
-    """Follow the Ready condition; raises with its last message after ``READY_TIMEOUT_S``."""
+    """Follow the Ready condition and the pods'; raises with the condition's last message after ``READY_TIMEOUT_S``. After a restart of
+    the node the condition is the operator's from before until the operator is back."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     shown = ""
     while time.monotonic() < deadline:
@@ -96,7 +103,11 @@ def wait_ready(context: Context) -> None:
             context.progress.say(line)
             shown = line
         generation = resource["metadata"]["generation"] if resource else -1
-        if ready.get("status") == "True" and ready.get("observedGeneration", generation) == generation:
+        if (
+            ready.get("status") == "True"
+            and ready.get("observedGeneration", generation) == generation
+            and _pods_are_ready()
+        ):
             return
         time.sleep(1)
     raise RuntimeError(f"Not Ready within {READY_TIMEOUT_S:.0f} s. Last seen: {shown}")

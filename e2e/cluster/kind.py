@@ -118,11 +118,23 @@ class Kind:
 
     def start(self, *, progress: Progress) -> bool:
         """Bring a stopped node container back; False when the cluster does not answer afterwards."""
-        with progress.step("Starting the node container again", usual_s=20), contextlib.suppress(CommandError):
+        with progress.step("Starting the node container again", usual_s=20), contextlib.suppress(ClusterError):
             self._engine.docker("start", pins.NODE)
             self._wait_for_api()
+            self._wait_for_kubelet()
             return True
         return False
+
+    def _wait_for_kubelet(self) -> None:
+        """Until the kubelet has told what became of each pod: till then pods and whatever reads them show the state from before."""
+        started = self._engine.docker("container", "inspect", "--format", "{{.State.StartedAt}}", pins.NODE).strip()
+        deadline = time.monotonic() + READY_WAIT_S
+        while untold := untold_since(
+            started, json.loads(self.kubectl("get", "pods", "--all-namespaces", "-o", "json"))["items"]
+        ):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the kubelet says nothing about {', '.join(untold[:3])}")
+            time.sleep(0.5)
 
     def _wait_for_api(self) -> None:
         deadline = time.monotonic() + READY_WAIT_S
@@ -200,6 +212,21 @@ class Kind:
             return self.kubectl("logs", "-n", "kube-system", "daemonset/kube-proxy", "--tail=15")
         except CommandError as error:
             return str(error)
+
+
+def untold_since(started: str, pods: list[dict[str, Any]]) -> list[str]:
+    """Pods that are said to run in containers older than ``started`` (RFC 3339), when their node did."""
+
+    def is_older(container: dict[str, Any]) -> bool:
+        # Kubernetes tells whole seconds, the engine nanoseconds.
+        begun: str = container["state"].get("running", {"startedAt": started})["startedAt"]
+        return begun[:19] < started[:19]
+
+    return [
+        f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        for pod in pods
+        if any(is_older(container) for container in pod["status"].get("containerStatuses", []))
+    ]
 
 
 def problems(items: list[dict[str, Any]]) -> list[str]:

@@ -178,3 +178,17 @@ def test_old_images_go_except_the_newest_and_those_in_use() -> None:
         ["localhost/other:1", "localhost/s:stray", *history], ["localhost/s"], history=history, used={"localhost/s:0"}
     )
     assert sorted(old) == ["localhost/s:1", "localhost/s:2", "localhost/s:stray"]
+
+
+def make_pod(name: str, state: dict[str, object]) -> dict[str, object]:
+    return {"metadata": {"namespace": "demo", "name": name}, "status": {"containerStatuses": [{"state": state}]}}
+
+
+def test_after_a_restart_a_pod_counts_once_the_kubelet_has_told_what_became_of_it() -> None:
+    pods = [
+        make_pod("from-before", {"running": {"startedAt": "2026-05-01T10:00:00Z"}}),
+        make_pod("again", {"running": {"startedAt": "2026-05-01T10:00:07Z"}}),
+        make_pod("waits", {"waiting": {"reason": "CrashLoopBackOff"}}),
+        {"metadata": {"namespace": "demo", "name": "pending"}, "status": {"phase": "Pending"}},
+    ]
+    assert kind.untold_since("2026-05-01T10:00:05.123456789Z", pods) == ["demo/from-before"]
