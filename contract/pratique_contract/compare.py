@@ -45,11 +45,11 @@ class PartDifference(ContractModel):
     def message(self) -> str:
         """One sentence naming the part and its first difference; digests are shortened, ``fields`` has them whole."""
         if not self.fields:
-            return f"{self.part}: {shorten(self.expected)} was approved, {shorten(self.observed)} is loaded"
+            return f"{self.part}: {shorten(self.expected)} was recorded, {shorten(self.observed)} is loaded"
         if self.part == "engine":
             return _explain_engine(self, compiled=False)
         first, *others = self.fields
-        return f"{self.part}.{first.path}: {_approved_and_loaded(first)}{_also(others)}"
+        return f"{self.part}.{first.path}: {_recorded_and_loaded(first)}{_also(others)}"
 
 
 _LONG_DIGEST: Final = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
@@ -60,10 +60,10 @@ def shorten(value: str) -> str:
     return _LONG_DIGEST.sub(r"\1…", value)
 
 
-def _approved_and_loaded(field: "FieldDifference") -> str:
+def _recorded_and_loaded(field: "FieldDifference") -> str:
     words = {"absent": "nothing"}
     expected, observed = (words.get(value, shorten(value)) for value in (field.expected, field.observed))
-    return f"{expected} was approved, {observed} is loaded"
+    return f"{expected} was recorded, {observed} is loaded"
 
 
 def _also(others: "Sequence[FieldDifference]") -> str:
@@ -93,7 +93,7 @@ def _explain_engine(engine: PartDifference, *, compiled: bool) -> str:
     """Name what a person changed: the library, not the digests that moved with it."""
     libraries = [field for field in engine.fields if field.path.startswith("libraries")]
     causes = libraries or [field for field in engine.fields if field.path == "build"] or list(engine.fields[:1])
-    named = "; ".join(f"engine.{cause.path}: {_approved_and_loaded(cause)}" for cause in causes[:3])
+    named = "; ".join(f"engine.{cause.path}: {_recorded_and_loaded(cause)}" for cause in causes[:3])
     more = _also([field for field in engine.fields if field not in causes[:3]])
     effect = ", which makes another tokenizer of the same files" if compiled else ""
     whose = (

@@ -159,7 +159,7 @@ class RuntimeSection(ContractModel):
 
 
 class ReleaseManifest(ContractModel):
-    """What a pod loaded, or what was approved. Compare with ``compare_manifests``; identify with ``fingerprint``."""
+    """What a pod loaded, or what was recorded. Compare with ``compare_manifests``; identify with ``fingerprint``."""
 
     version: Literal["pratique.dev/manifest/v1"] = MANIFEST_VERSION
     model: ModelPart

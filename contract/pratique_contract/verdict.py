@@ -25,7 +25,7 @@ class VerdictResult(StrEnum):
 
 
 class Evidence(_Report):
-    """One observation: what was looked at, what was approved and what was seen."""
+    """One observation: what was looked at, what was recorded and what was seen."""
 
     subject: str
     expected: str

@@ -125,7 +125,7 @@ def observe_service(
             pod,
             audited=pod.revision in to_record,
             failures_max=failures_max,
-            approved=_approved_for(pod.revision, deployments, target),
+            release=_release_of(pod.revision, deployments, target),
         )
         for pod in pods
     ]
@@ -216,8 +216,8 @@ def _failures_max(spec: InferenceServiceSpec | None) -> int:
     return (chosen or ReverifySpec()).failures
 
 
-def _approved_for(revision: str, deployments: Mapping[str, Manifest], target: Target | None) -> str | None:
-    """The fingerprint that this revision's pods were approved as, where that is known."""
+def _release_of(revision: str, deployments: Mapping[str, Manifest], target: Target | None) -> str | None:
+    """The fingerprint that this revision's pods have to be, where that is known; under TrustFirst nobody may have approved it."""
     annotations = deployments.get(revision, {}).get("metadata", {}).get("annotations", {})
     named = annotations.get(constants.ANNOTATION_FINGERPRINT)
     if named is None and target is not None and target.revision == revision and target.declared is None:

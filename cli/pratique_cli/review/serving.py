@@ -111,8 +111,7 @@ def _served(child: _Child, spec: ServingSpec, manifest: ReleaseManifest) -> Serv
     loaded = _wait_served(child.name, child.process, child.management, child.log)
     mismatch = find_mismatch(manifest, loaded, other_build=child.name == "reference")
     if mismatch is not None:
-        sentence = mismatch.message.replace("was approved", "was recorded")
-        raise CliError(f"The {child.name}'s files are not the release that its file describes: {sentence}")
+        raise CliError(f"The {child.name}'s files are not the release that its file describes: {mismatch.message}")
     return Served(
         name=child.name,
         target=Target(url=f"http://{HOST}:{child.port}", model=spec.served_model_name),

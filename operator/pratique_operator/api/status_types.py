@@ -103,7 +103,7 @@ class PodVerdict(ContractModel):
         description="Fail: the gate refused it. Unknown: it did not get as far; the reason says why."
     )
     reason: str = Field(description="Why, as one stable word: ModelMismatch, Downloading, …")
-    message: str = Field(description="Why, as a sentence: the part, what was approved, what is loaded.")
+    message: str = Field(description="Why, as a sentence: the part, what was recorded, what is loaded.")
     at: str | None = Field(default=None, description="When the pod reached it.")
 
 

@@ -26,7 +26,7 @@ class PodFacts:
     next container not started yet; ``hint`` is then what the kubelet last complained about. ``ended``: it will never run again.
     ``claims_unbound``: no node yet, maybe because one of its ``claims`` has no volume. ``audited``: its verdict must be fresh although
     it is ready, because under TrustFirst it is to be recorded. ``failures_max``: so many re-verifications in
-    a row must have failed until that counts. ``approved``: the fingerprint its revision was approved as, None where nobody knows."""
+    a row must have failed until that counts. ``release``: the fingerprint its revision was made for, None where nobody knows."""
 
     name: str
     revision: str
@@ -48,7 +48,7 @@ class PodFacts:
     hint: str | None = None
     audited: bool = False
     failures_max: int = 3
-    approved: str | None = None
+    release: str | None = None
 
     @property
     def may_answer(self) -> bool:
@@ -77,13 +77,13 @@ class PodFacts:
 
     @property
     def _other_release(self) -> Finding | None:
-        """It passed, as something else than what was approved: the ConfigMap it read was exchanged, and maybe put back since."""
+        """It passed, as something else than its revision is: the ConfigMap it read was exchanged, and maybe put back since."""
         seen = self.verdict
-        if seen is None or not seen.passed or self.approved is None or seen.fingerprint in (None, self.approved):
+        if seen is None or not seen.passed or self.release is None or seen.fingerprint in (None, self.release):
             return None
         sentence = (
-            f"it passed as release {short_digest(str(seen.fingerprint))}, {short_digest(self.approved)} was approved: what it read "
-            "when it started was not its revision's ConfigMap; delete the pod"
+            f"it passed as release {short_digest(str(seen.fingerprint))}, its revision is release {short_digest(self.release)}: what it "
+            "read when it started was not its revision's ConfigMap; delete the pod"
         )
         return Finding(Reason.RECORD_MISSING, sentence)
 

@@ -148,7 +148,7 @@ class Assembly:
             # Only the record says what these should be, so they may have been broken on the way: the next attempt fetches them anew.
             if file.checksum is None and file.path in new:
                 store.state_file(file.path).unlink(missing_ok=True)
-        raise self.target.not_approved(difference)
+        raise self.target.not_recorded(difference)
 
 
 def tell_left_out(target: Target, left_out: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What a release record says about the files of a folder. The record was approved by a person; the source only says what it has.
+"""What a release record says about the files of a folder. The record was approved or made by a first pod; the source says what it has.
 
 The manifest lists each file as it was hashed when the release was recorded: its bytes, or (for JSON) its value without the fields another
 part owns. A file is held against its entry in the same form.
@@ -28,7 +28,7 @@ class Expected:
         return Expected({**self._entries, **other._entries})
 
     def first_difference(self, locate: Callable[[str], Path], sha256: Mapping[str, str]) -> str | None:
-        """A sentence about the first file that is not the approved one. ``locate`` says where a file lies, ``sha256`` what was read."""
+        """A sentence about the first file that is not the recorded one. ``locate`` says where a file lies, ``sha256`` what was read."""
         for name, entry in self._entries.items():
             observed = _observe(locate, entry, sha256)
             if observed != entry.sha256:

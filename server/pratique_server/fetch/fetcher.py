@@ -126,7 +126,7 @@ class Fetcher:
         difference = finding.difference(target)
         if source.immutable and difference is not None:
             # The bytes are what the source's name says; if the record wants others, no download can help.
-            raise target.not_approved(difference)
+            raise target.not_recorded(difference)
         if difference is not None or not (source.immutable or target.expected):
             return False
         _log.info("Found complete: %s at %s, %s", target.name, target.path, _size(finding.receipt))
@@ -178,7 +178,7 @@ class Fetcher:
             if not _still_holds(listing, finding.receipt, all_of_it=covered):
                 self._set_aside(store, finding, "was replaced at the source")
             elif covered:
-                self._require_approved(goal, finding)
+                self._require_recorded(goal, finding)
                 _log.info("Found unchanged at the source: %s", goal.name)
                 return
         assembly = Assembly(
@@ -194,10 +194,10 @@ class Fetcher:
         receipt = assembly.complete(listing)
         _log.info("Fetched %s to %s: %d files, %s", goal.name, goal.path, len(receipt.files), _size(receipt))
 
-    def _require_approved(self, target: Target, finding: Finding) -> None:
+    def _require_recorded(self, target: Target, finding: Finding) -> None:
         difference = finding.difference(target)
         if difference is not None:
-            raise target.not_approved(difference)
+            raise target.not_recorded(difference)
 
     def _set_aside(self, store: Store, finding: Finding, why: str) -> None:
         _log.warning("Repairing %s: it %s", store.path, why)

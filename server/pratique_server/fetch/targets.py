@@ -40,8 +40,8 @@ class Target:
         digits = 12 + (len("sha256:") if revision.startswith("sha256:") else 0)
         return f"{clean_url(self.uri)} at {revision[:digits]}"
 
-    def not_approved(self, difference: str) -> CorruptError:
-        return CorruptError(f"{self.name} is not the approved release: {difference}")
+    def not_recorded(self, difference: str) -> CorruptError:
+        return CorruptError(f"{self.name} is not the recorded release: {difference}")
 
 
 def find_targets(spec: ServingSpec, record: ReleaseRecord | None) -> tuple[Target, ...]:

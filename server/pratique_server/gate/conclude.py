@@ -47,8 +47,7 @@ def build_verdict(
     )
     if failure is None:
         short = short_digest(manifest.fingerprint)
-        proved = "proved" if approved else "recorded, not approved,"
-        message = f"Release {short} {proved} by {len(done)} checks in {duration_ms / 1000:.1f} s"
+        message = f"Release {short} proved{_against(record, approved=approved)} by {len(done)} checks in {duration_ms / 1000:.1f} s"
         reason = Reason.VERIFIED if approved else Reason.RECORDED_NOT_APPROVED
         return base.model_copy(
             update={"reason": reason, "message": message, "approved": approved, "checks": tuple(done)}
@@ -65,6 +64,13 @@ def build_verdict(
             "checks": (*done, *_unfinished(check_names[len(done) :], failure, duration_ms, done)),
         }
     )
+
+
+def _against(record: ReleaseRecord | None, *, approved: bool) -> str:
+    """Whose word the release was held against. Whether somebody has approved that since is not known here: no pod is told."""
+    if approved:
+        return ""
+    return ", with no record to match," if record is None else " to be what the first pod recorded,"
 
 
 def _unfinished(

@@ -35,9 +35,9 @@ def _visible(text: str) -> str:
 
 
 def describe_text_difference(expected: str, observed: str, index: int) -> str:
-    """One sentence's middle: which character is there, which was approved, and both places."""
+    """One sentence's middle: which character is there, which was recorded, and both places."""
     return (
-        f"character {index} is {describe_character(observed, index)}, {describe_character(expected, index)} was approved: "
+        f"character {index} is {describe_character(observed, index)}, {describe_character(expected, index)} was recorded: "
         f"{show_text(observed, index)} instead of {show_text(expected, index)}"
     )
 

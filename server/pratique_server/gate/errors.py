@@ -1,7 +1,7 @@
 """What a check of the gate raises.
 
 GateError
-├── CheckFailedError  the pod is not the approved release; carries the reason, the sentence and the evidence
+├── CheckFailedError  the pod is not the release it has to be; carries the reason, the sentence and the evidence
 └── BusyError         the pod cannot take the request now: to be tried again, never a failure
 """
 

@@ -1,6 +1,6 @@
 """Run every check in its order and come to one verdict.
 
-In go the approved record, the loaded manifest, the engine and this pod's own address; out comes a verdict, always. The first
+In go the record to match, the loaded manifest, the engine and this pod's own address; out comes a verdict, always. The first
 failed check decides; what was not run says so. The whole run has one time budget, which waiting for a turn under overload
 does not use up: busy is not wrong.
 """
@@ -168,12 +168,12 @@ class Gate:
         return f"{describe_golden(record.golden)}{whose}"
 
     async def _check_manifest(self) -> str:
-        return check_manifest(self._approved, self._manifest, template=self._renderer.template_text)
+        return check_manifest(self._known, self._manifest, template=self._renderer.template_text)
 
     async def _check_rendering(self) -> str:
         # In a thread: a template may take its whole time limit, and the probes must go on answering.
         return await asyncio.to_thread(
-            check_all_renderings, self._approved, self._renderer, self._renderer.tokenizer.decode
+            check_all_renderings, self._known, self._renderer, self._renderer.tokenizer.decode
         )
 
     async def _check_engine(self) -> str:
@@ -195,7 +195,7 @@ class Gate:
     async def _check_company(self) -> str:
         return await run_in_company(
             self._runner,
-            self._approved.golden.cases,
+            self._known.golden.cases,
             invariance=Invariance.of(self._manifest),
             output_tokens_max=self._spec.limits.max_output_tokens,
         )
@@ -218,7 +218,7 @@ class Gate:
             budget.reschedule(when + seconds)
 
     @property
-    def _approved(self) -> ReleaseRecord:
+    def _known(self) -> ReleaseRecord:
         assert self._record is not None  # the record check ran before
         return self._record
 

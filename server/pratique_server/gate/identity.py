@@ -1,7 +1,7 @@
-"""Compare what is approved with what is loaded, before anything runs. Pure.
+"""Compare what is recorded with what is loaded, before anything runs. Pure.
 
 Which reason for which gap: no record, or one that proves too little → ``GoldenMissing`` (nothing to prove the release with); a record
-of another release than the approved fingerprint → ``RecordMissing`` (the record *of the approved release* is what is missing: the
+of another release than the one this pod has to be → ``RecordMissing`` (the record *of that release* is what is missing: the
 loaded parts cannot be blamed before it is there); otherwise the first differing part's own reason.
 """
 
@@ -29,7 +29,7 @@ def require_record(release: ReleaseSpec, record: ReleaseRecord | None, problem: 
     if release.fingerprint is not None and record.fingerprint != release.fingerprint:
         raise CheckFailedError(
             Reason.RECORD_MISSING,
-            f"Release {short_digest(release.fingerprint)} is approved, but the record given is of release "
+            f"This pod has to be release {short_digest(release.fingerprint)}, but the record given is of release "
             f"{short_digest(record.fingerprint)}",
             expected=release.fingerprint,
             observed=record.fingerprint,
@@ -50,17 +50,17 @@ def describe_golden(golden: GoldenRecord) -> str:
     return f"{len(golden.fixtures) + len(golden.refused)} fixtures{refused}, {len(golden.cases)} golden cases"
 
 
-def check_manifest(approved: ReleaseRecord, observed: ReleaseManifest, *, template: str | None) -> str:
+def check_manifest(record: ReleaseRecord, observed: ReleaseManifest, *, template: str | None) -> str:
     """Raises ``CheckFailedError`` with the first differing part's reason; every differing field is evidence. ``template`` is
-    the loaded chat template's text, to show where it parts from the approved one."""
-    differences = compare_manifests(approved.manifest, observed)
+    the loaded chat template's text, to show where it parts from the recorded one."""
+    differences = compare_manifests(record.manifest, observed)
     if not differences:
         return f"8 parts equal, fingerprint {observed.fingerprint}"
     cause, sentence = find_cause(differences)
     others = [difference.part for difference in differences if difference is not cause]
     also = f"; {', '.join(others)} also differ{'s' if len(others) == 1 else ''}" if others else ""
     if cause.reason is Reason.TEMPLATE_MISMATCH:
-        sentence = _where_it_parts(approved.chat_template, template) or sentence
+        sentence = _where_it_parts(record.chat_template, template) or sentence
     raise CheckFailedError(
         cause.reason,
         f"{sentence}{also}",
@@ -75,15 +75,15 @@ def check_manifest(approved: ReleaseRecord, observed: ReleaseManifest, *, templa
     )
 
 
-def _where_it_parts(approved: str | None, loaded: str | None) -> str | None:
+def _where_it_parts(recorded: str | None, loaded: str | None) -> str | None:
     """A template's digest and length tell nobody what to mend; its first differing character does."""
-    if approved is None or loaded is None:
+    if recorded is None or loaded is None:
         return None
-    index = first_difference(approved, loaded)
+    index = first_difference(recorded, loaded)
     if index is None:
         return None
-    line = approved.count("\n", 0, index) + 1
-    return f"chatTemplate: line {line}, {describe_text_difference(approved, loaded, index)}"
+    line = recorded.count("\n", 0, index) + 1
+    return f"chatTemplate: line {line}, {describe_text_difference(recorded, loaded, index)}"
 
 
 def check_trusted_fingerprint(release: ReleaseSpec, observed: ReleaseManifest) -> None:
@@ -91,8 +91,8 @@ def check_trusted_fingerprint(release: ReleaseSpec, observed: ReleaseManifest) -
     if release.fingerprint not in (None, observed.fingerprint):
         raise CheckFailedError(
             Reason.RECORD_MISSING,
-            f"Release {short_digest(str(release.fingerprint))} is approved, {short_digest(observed.fingerprint)} is loaded, and "
-            "no record says which part differs: put back what was approved, or leave spec.release.fingerprint out to have this recorded",
+            f"This pod has to be release {short_digest(str(release.fingerprint))}, {short_digest(observed.fingerprint)} is loaded, and "
+            "no record says which part differs: put back that release, or leave spec.release.fingerprint out to have this recorded",
             expected=release.fingerprint,
             observed=observed.fingerprint,
         )

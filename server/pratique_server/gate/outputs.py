@@ -167,7 +167,7 @@ def _check_prompt(report: StreamReport, case: GoldenCase, decode: Decode) -> Non
     raise CheckFailedError(
         Reason.TOKENIZER_MISMATCH,
         f"Case {case.name}: prompt token {index_of_id} is {describe_token(report.prompt_ids, index_of_id, decode)} in the server's own "
-        f"request path, {describe_token(case.prompt_ids, index_of_id, decode)} was approved, "
+        f"request path, {describe_token(case.prompt_ids, index_of_id, decode)} was recorded, "
         f"{describe_context(case.prompt_ids, index_of_id, decode)}",
         part="tokenizer",
         expected=show_ids(case.prompt_ids, index_of_id),
@@ -205,7 +205,7 @@ def _check_ids(report: StreamReport, output: GoldenOutput, case: GoldenCase, com
     raise CheckFailedError(
         Reason.OUTPUT_MISMATCH,
         f"Case {case.name}: output token {index} is {describe_token(report.ids, index, decode)}, "
-        f"{describe_token(output.ids, index, decode)} was approved, {describe_context(output.ids, index, decode)}",
+        f"{describe_token(output.ids, index, decode)} was recorded, {describe_context(output.ids, index, decode)}",
         expected=show_ids(output.ids, index),
         observed=show_ids(report.ids, index),
         evidence=(
@@ -225,7 +225,7 @@ def _check_logprobs(
             raise CheckFailedError(
                 Reason.OUTPUT_MISMATCH,
                 f"Case {case.name}: the log-probability of output token {index} is {observed:.4f}, {expected:.4f} was "
-                f"approved (recorded in {output.dtype} on {output.device_class}, tolerance {tolerance:g} nat)",
+                f"recorded (in {output.dtype} on {output.device_class}, tolerance {tolerance:g} nat)",
                 expected=f"{expected:.4f}",
                 observed=f"{observed:.4f}",
                 evidence=(
@@ -247,7 +247,7 @@ def _check_turn(
         raise CheckFailedError(
             Reason.OUTPUT_MISMATCH,
             f"Case {case.name}: output token {index} is {describe_token(report.ids, index, decode)} at {observed:.4f}, "
-            f"{describe_token(output.ids, index, decode)} at {expected:.4f} was approved; rounding does not turn a choice that far",
+            f"{describe_token(output.ids, index, decode)} at {expected:.4f} was recorded; rounding does not turn a choice that far",
             expected=f"{expected:.4f}",
             observed=f"{observed:.4f}",
         )
@@ -271,7 +271,7 @@ def _check_end(report: StreamReport, output: GoldenOutput, case: GoldenCase) -> 
         if expected != observed:
             raise CheckFailedError(
                 reason,
-                f"Case {case.name}: the {what} is {observed}, {expected} was approved",
+                f"Case {case.name}: the {what} is {observed}, {expected} was recorded",
                 expected=expected,
                 observed=observed,
             )

@@ -65,7 +65,7 @@ def check_rendering(conversation: Conversation, renderer: ConversationRenderer, 
     except Exception as error:
         raise CheckFailedError(
             Reason.TEMPLATE_MISMATCH,
-            f"{conversation.name}: the template refuses messages that the approved one rendered: {error}",
+            f"{conversation.name}: the template refuses messages that the recorded one rendered: {error}",
             part="chatTemplate",
         ) from error
     _check_text(conversation, rendered.text)
@@ -73,7 +73,7 @@ def check_rendering(conversation: Conversation, renderer: ConversationRenderer, 
 
 
 def check_refused(fixture: RefusedFixture, renderer: ConversationRenderer) -> None:
-    """Raises ``CheckFailedError`` when the template takes messages that the approved one refused. Blocking."""
+    """Raises ``CheckFailedError`` when the template takes messages that the recorded one refused. Blocking."""
     try:
         rendered = renderer.render(fixture.messages, fixture.tools)
     except TemplateError:
@@ -81,7 +81,7 @@ def check_refused(fixture: RefusedFixture, renderer: ConversationRenderer) -> No
     shown = show_text(rendered.text, 0)
     raise CheckFailedError(
         Reason.TEMPLATE_MISMATCH,
-        f"fixture {fixture.name}: the template renders messages that the approved one refused ({fixture.message})",
+        f"fixture {fixture.name}: the template renders messages that the recorded one refused ({fixture.message})",
         part="chatTemplate",
         expected=f"refused: {fixture.message}",
         observed=shown,
@@ -112,7 +112,7 @@ def _check_ids(conversation: Conversation, observed: list[int], decode: Decode) 
     raise CheckFailedError(
         Reason.TOKENIZER_MISMATCH,
         f"{conversation.name}: token {index} of the same text is {describe_token(observed, index, decode)}, "
-        f"{describe_token(ids, index, decode)} was approved, {describe_context(ids, index, decode)}",
+        f"{describe_token(ids, index, decode)} was recorded, {describe_context(ids, index, decode)}",
         part="tokenizer",
         expected=show_ids(ids, index),
         observed=show_ids(observed, index),

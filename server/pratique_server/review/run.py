@@ -172,8 +172,7 @@ def _require_described(side: Side, loaded: ReleaseManifest) -> None:
     computed by this one; whether that is the same is what replaying its golden cases tells."""
     mismatch = find_mismatch(side.manifest, loaded, other_build=side.name == "reference")
     if mismatch is not None:
-        sentence = mismatch.message.replace("was approved", "was recorded")
-        raise ReviewError(f"The {side.name}'s files are not the release that its file describes: {sentence}")
+        raise ReviewError(f"The {side.name}'s files are not the release that its file describes: {mismatch.message}")
 
 
 async def _replay(side: Side, release: LoadedRelease) -> _Replayed | None:

@@ -187,4 +187,4 @@ async def test_trust_first_serves_unapproved(tiny_model_dir: Path) -> None:
     with serving(make_spec(tiny_model_dir), start_engine=start_in_this_process) as (server, _):
         server.wait_ready()
         assert server.verdict()["approved"] is False
-        assert "recorded, not approved" in server.verdict()["message"]
+        assert "proved to be what the first pod recorded, by" in server.verdict()["message"]

@@ -277,7 +277,7 @@ def test_a_verdict_is_read_from_its_sentence_down() -> None:
     from pratique_cli.commands.release.output import describe_verdict
     from pratique_contract import CheckResult, Evidence, Reason, Verdict, VerdictResult
 
-    message = "model.revision: 1 was approved, 2 is loaded"
+    message = "model.revision: 1 was recorded, 2 is loaded"
     verdict = Verdict(
         result=VerdictResult.FAIL,
         reason=Reason.MODEL_MISMATCH,
@@ -292,7 +292,7 @@ def test_a_verdict_is_read_from_its_sentence_down() -> None:
     assert lines[:4] == [
         f"Fail: ModelMismatch: {message}",
         "  Part:      model",
-        "  Approved:  sha256:a",
+        "  Expected:  sha256:a",
         "  Observed:  'two\\nlines'",
     ]
     assert lines[6].split() == ["manifest", "Fail", "1", "ms", "as", "said", "above"]

@@ -71,14 +71,14 @@ def test_a_refused_pod_is_shown_with_its_reason() -> None:
         "revision": "abc",
         "result": "Fail",
         "reason": "TokenizerMismatch",
-        "message": "tokenizer.files[tokenizer.json].sha256: one was approved, other is loaded",
+        "message": "tokenizer.files[tokenizer.json].sha256: one was recorded, other is loaded",
     }
     screen = describe(_resource(verdicts=[verdict]), now=NOW)
     assert "TokenizerMismatch   tokenizer.files[tokenizer.json].sha256" in screen
 
 
 def test_a_cause_is_told_once() -> None:
-    cause = "pod smollm2-abc-x: engine.build: one was approved, other is loaded"
+    cause = "pod smollm2-abc-x: engine.build: one was recorded, other is loaded"
     kinds = {
         "Ready": cause,
         "Degraded": cause,

@@ -132,7 +132,7 @@ def test_a_difference_reads_as_a_sentence() -> None:
     changed = make_manifest(model=BASE.model.model_validate({**BASE.model.model_dump(), "files": files}))
     (difference,) = compare_manifests(BASE, changed)
     assert [field.path for field in difference.fields] == ["files[extra.json]", "files[model.safetensors].sha256"]
-    assert difference.message.startswith("model.files[extra.json]: nothing was approved, ")
+    assert difference.message.startswith("model.files[extra.json]: nothing was recorded, ")
     assert difference.message.endswith(" is loaded (also files[model.safetensors].sha256)")
 
 
@@ -187,7 +187,7 @@ def test_another_method_is_named_before_the_settings_it_brings() -> None:
     one = QuantizationPart(method="None", dtype="BF16")
     other = QuantizationPart(method="Int8WeightOnly", dtype="BF16", config={"axis": "output", "keep": []})
     (difference,) = compare_manifests(make_manifest(quantization=one), make_manifest(quantization=other))
-    assert difference.message.startswith("quantization.method: None was approved, Int8WeightOnly is loaded")
+    assert difference.message.startswith("quantization.method: None was recorded, Int8WeightOnly is loaded")
 
 
 def test_an_adapter_that_only_one_side_has_is_named_and_not_printed_as_a_structure() -> None:

@@ -106,11 +106,11 @@ def test_a_pod_that_passed_as_another_release_than_the_approved_one_is_not_verif
     """Its revision's ConfigMap was exchanged while it started, and put back since."""
     verdict = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved", fingerprint=observed)
     approved = "sha256:" + "a" * 64
-    snapshot = serving(make_pod(REV, ready=True, running=True, verdict=verdict, approved=approved))
+    snapshot = serving(make_pod(REV, ready=True, running=True, verdict=verdict, release=approved))
     assert status_of(snapshot)["serving"]["verifiedReplicas"] == verified
     if not verified:
         assert conditions(snapshot)["FingerprintVerified"] == ("False", "RecordMissing")
-        assert "passed as release bbbbbbbbbbbb, aaaaaaaaaaaa was approved" in message(snapshot, "Degraded")
+        assert "passed as release bbbbbbbbbbbb, its revision is release aaaaaaaaaaaa" in message(snapshot, "Degraded")
 
 
 def candidate(**facts: Any) -> Snapshot:
@@ -127,8 +127,8 @@ def test_a_candidate_takes_over_only_with_pods_against_which_nothing_is_known() 
     )
     entries = {
         "unknown": candidate(),
-        "passed": candidate(verdict=passed, approved=APPROVED),
-        "as another release": candidate(verdict=passed, approved="sha256:" + "b" * 64),
+        "passed": candidate(verdict=passed, release=APPROVED),
+        "as another release": candidate(verdict=passed, release="sha256:" + "b" * 64),
         "lies since": candidate(verdict=passed.model_copy(update={"reverification": drift})),
     }
     chosen = {name: plan_rollout(rollout_state(snapshot), NOW).entry for name, snapshot in entries.items()}
@@ -137,5 +137,5 @@ def test_a_candidate_takes_over_only_with_pods_against_which_nothing_is_known() 
 
 def test_what_is_found_against_pods_that_serve_takes_no_traffic_from_them() -> None:
     verdict = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="proved", fingerprint=APPROVED)
-    snapshot = serving(make_pod(REV, ready=True, running=True, verdict=verdict, approved="sha256:" + "b" * 64))
+    snapshot = serving(make_pod(REV, ready=True, running=True, verdict=verdict, release="sha256:" + "b" * 64))
     assert plan_rollout(rollout_state(snapshot), NOW).phase == "Complete"

@@ -57,7 +57,7 @@ def diff(
         if not differences:
             say(f"The releases are the same{', what their records make a pod prove is not:' if golden else '.'}")
         if rows:
-            say(format_table(("FIELD", "APPROVED", "CANDIDATE"), rows))
+            say(format_table(("FIELD", "REFERENCE", "CANDIDATE"), rows))
     else:
         found = [difference.to_json_value() for difference in differences]
         emit([*found, *([{"part": "golden", "fields": [f.to_json_value() for f in golden]}] if golden else [])], form)

@@ -47,10 +47,10 @@ def describe_manifest(manifest: "ReleaseManifest") -> str:
 
 
 def describe_verdict(verdict: "Verdict") -> str:
-    """The sentence first, then what was approved and seen, then every check and every differing field."""
+    """The sentence first, then what was expected and seen, then every check and every differing field."""
     lines = [f"{verdict.result}: {verdict.one_line()}"]
     if not verdict.passed:
-        facts = (("Part", verdict.part), ("Approved", verdict.expected), ("Observed", verdict.observed))
+        facts = (("Part", verdict.part), ("Expected", verdict.expected), ("Observed", verdict.observed))
         lines += [f"  {name + ':':<10} {_on_one_line(value)}" for name, value in facts if value]
     told = {verdict.message: "as said above"}
     rows = [
@@ -60,7 +60,7 @@ def describe_verdict(verdict: "Verdict") -> str:
     lines += ["", format_table(("CHECK", "RESULT", "TIME", "FOUND"), rows)]
     if verdict.evidence:
         evidence = [(item.subject, item.expected, item.observed) for item in verdict.evidence]
-        lines += ["", format_table(("EVIDENCE", "APPROVED", "OBSERVED"), evidence)]
+        lines += ["", format_table(("EVIDENCE", "EXPECTED", "OBSERVED"), evidence)]
     return "\n".join(lines)
 
 

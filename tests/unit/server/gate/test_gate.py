@@ -126,7 +126,7 @@ async def test_a_record_without_cases_is_golden_missing() -> None:
 async def test_a_record_of_another_release_than_the_approved_one_is_record_missing() -> None:
     verdict = await _verdict(release=ReleaseSpec(fingerprint="sha256:" + "a" * 64))
     assert verdict.reason is Reason.RECORD_MISSING
-    assert "aaaaaaaaaaaa is approved" in verdict.message
+    assert "pod has to be release aaaaaaaaaaaa" in verdict.message
 
 
 async def test_the_approved_fingerprint_with_its_record_passes() -> None:
@@ -138,7 +138,7 @@ async def test_another_rendered_text_names_the_first_differing_character() -> No
     verdict = await _verdict(renderer=ScriptedRenderer(text="Ahoi"))
     assert (verdict.reason, verdict.part) == (Reason.TEMPLATE_MISMATCH, "chatTemplate")
     assert verdict.message == (
-        "fixture plain: rendered character 3 is 'i' (U+0069), 'y' (U+0079) was approved: “Aho▸i” instead of “Aho▸y”"
+        "fixture plain: rendered character 3 is 'i' (U+0069), 'y' (U+0079) was recorded: “Aho▸i” instead of “Aho▸y”"
     )
 
 
@@ -146,7 +146,7 @@ async def test_another_rendered_text_names_the_first_differing_character() -> No
 async def test_other_ids_of_the_same_text_name_the_first_differing_token() -> None:
     verdict = await _verdict(renderer=ScriptedRenderer(ids=[5, 12]))
     assert (verdict.reason, verdict.part) == (Reason.TOKENIZER_MISMATCH, "tokenizer")
-    assert "token 1 of the same text is 12 'c', 6 'oy' was approved, after 'Ah'" in verdict.message
+    assert "token 1 of the same text is 12 'c', 6 'oy' was recorded, after 'Ah'" in verdict.message
 
 
 async def test_a_template_that_refuses_a_fixture_is_a_template_mismatch() -> None:
@@ -206,7 +206,7 @@ async def test_an_error_of_the_gates_own_fails_the_pod_instead_of_passing_it() -
 async def test_trust_first_passes_unapproved_when_the_pod_agrees_with_itself() -> None:
     verdict = await _verdict(None, release=TRUST_FIRST, approved=False)
     assert (verdict.passed, verdict.approved, verdict.reason) == (True, False, Reason.RECORDED_NOT_APPROVED)
-    assert "recorded, not approved" in verdict.message
+    assert "no record to match" in verdict.message
 
 
 async def test_trust_first_still_compares_a_declared_fingerprint() -> None:
@@ -217,6 +217,36 @@ async def test_trust_first_still_compares_a_declared_fingerprint() -> None:
 async def test_trust_first_with_a_record_compares_like_enforce() -> None:
     verdict = await _verdict(manifest=_with_changed_part("engine"), release=TRUST_FIRST)
     assert verdict.reason is Reason.ENGINE_MISMATCH
+
+
+LIES: dict[str, dict[str, Any]] = {
+    "a part": {"manifest": _with_changed_part("engine")},
+    "a rendering": {"renderer": ScriptedRenderer(text="Ahoi")},
+    "ids of a rendering": {"renderer": ScriptedRenderer(ids=[5, 12])},
+    "an output": {
+        "record": make_record(golden=make_golden(make_case(outputs=(make_output(**TAMPERED["an id"]),)))),
+    },
+    "a log-probability": {
+        "record": make_record(golden=make_golden(make_case(outputs=(make_output(**TAMPERED["a log-probability"]),)))),
+    },
+    "a finish reason": {
+        "record": make_record(golden=make_golden(make_case(outputs=(make_output(**TAMPERED["the finish reason"]),)))),
+    },
+    "the fingerprint of its record": {"release": TRUST_FIRST.model_copy(update={"fingerprint": "sha256:" + "a" * 64})},
+    "the fingerprint it was handed": {
+        "record": None,
+        "release": TRUST_FIRST.model_copy(update={"fingerprint": "sha256:" + "a" * 64}),
+    },
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+async def test_nothing_is_called_approved_where_a_first_pod_was_recorded(what: str) -> None:
+    """What a pod is held against under TrustFirst is recorded; whether a person approved it is not the pod's to say."""
+    scene = {"record": RECORD, "release": TRUST_FIRST, **LIES[what]}
+    verdict = await _verdict(scene.pop("record"), approved=False, **scene)
+    assert verdict.result is VerdictResult.FAIL
+    assert "approve" not in verdict.message
 
 
 async def test_the_verdict_survives_json() -> None:

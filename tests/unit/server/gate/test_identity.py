@@ -22,7 +22,7 @@ def test_a_changed_template_is_shown_where_it_changes() -> None:
     assert caught.value.reason is Reason.TEMPLATE_MISMATCH
     index = TEMPLATE.index("content") + 1
     assert (
-        f"chatTemplate: line 1, character {index} is '0' (U+0030), 'o' (U+006F) was approved: " in caught.value.message
+        f"chatTemplate: line 1, character {index} is '0' (U+0030), 'o' (U+006F) was recorded: " in caught.value.message
     )
 
 
@@ -54,7 +54,7 @@ def test_an_upgraded_library_is_named_as_the_cause_and_not_the_tokenizer_it_reco
     error = _recompiled_by(libraries=libraries)
     assert (error.reason, error.part) == (Reason.ENGINE_MISMATCH, "engine")
     assert error.message == (
-        "engine.libraries.tokenizers: nothing was approved, 0.23.0 is loaded, which makes another tokenizer of the same files; "
+        "engine.libraries.tokenizers: nothing was recorded, 0.23.0 is loaded, which makes another tokenizer of the same files; "
         "tokenizer also differs"
     )
     assert error.evidence[0].subject == "engine.libraries.tokenizers"
@@ -89,7 +89,7 @@ def test_what_cannot_be_seen_in_a_template_is_written_out() -> None:
         (TEMPLATE.replace("{{", "{{\u200b", 1), "'\\u200b' (U+200B ZERO WIDTH SPACE)"),
         (TEMPLATE.replace("{{", "\n{{", 1), "'\\n' (U+000A)"),
         (TEMPLATE.replace("{{", "  {{", 1), "▸␣␣{{"),
-        (TEMPLATE.replace("m['c", "m['с", 1), "'с' (U+0441 CYRILLIC SMALL LETTER ES), 'c' (U+0063) was approved"),
+        (TEMPLATE.replace("m['c", "m['с", 1), "'с' (U+0441 CYRILLIC SMALL LETTER ES), 'c' (U+0063) was recorded"),
     ):
         part = ChatTemplatePart(sha256=digest_bytes(changed.encode()), length=len(changed))
         with pytest.raises(CheckFailedError) as caught:

@@ -58,8 +58,8 @@ def test_a_log_probability_out_of_tolerance_fails(value: float) -> None:
 @pytest.mark.parametrize(
     ("ids", "sentence"),
     [
-        ((10, 12, 2), "output token 1 is 12 'c', 11 'b' was approved, after 'a'"),
-        ((12, 11, 2), "output token 0 is 12 'c', 10 'a' was approved, at the very beginning"),
+        ((10, 12, 2), "output token 1 is 12 'c', 11 'b' was recorded, after 'a'"),
+        ((12, 11, 2), "output token 0 is 12 'c', 10 'a' was recorded, at the very beginning"),
     ],
 )
 def test_the_first_differing_token_is_told_with_what_stands_before_it(ids: tuple[int, ...], sentence: str) -> None:

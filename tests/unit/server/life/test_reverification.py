@@ -22,7 +22,7 @@ from pratique_server.metrics import Metrics
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WRONG = CheckFailedError(
-    Reason.OUTPUT_MISMATCH, "Case count: output token 3 is 7 ' 9', 6 ' 4' was approved", expected="6", observed="7"
+    Reason.OUTPUT_MISMATCH, "Case count: output token 3 is 7 ' 9', 6 ' 4' was recorded", expected="6", observed="7"
 )
 PASSED = Verdict(result=VerdictResult.PASS, reason=Reason.VERIFIED, message="Release abc proved", approved=True)
 

@@ -111,7 +111,7 @@ async def test_a_device_that_computes_something_else_does_not_become_approved() 
         steps = clear_steps(12)
         return [*steps[:5], (40, -0.25, -2.0), *steps[6:]]
 
-    with pytest.raises(RecordingError, match=r"output token 5 is 40 .*, 15 .* was approved"):
+    with pytest.raises(RecordingError, match=r"output token 5 is 40 .*, 15 .* was recorded"):
         await _add(record, GPU, broken)
     with pytest.raises(RecordingError, match="log-probability of output token 0"):
         await _add(record, GPU, lambda _: [(token, -0.3, -2.0) for token, _, _ in clear_steps(12)])
