@@ -13,6 +13,8 @@ class Reason(StrEnum):
     RECORD_MISSING = "RecordMissing"
     REVIEW_REQUIRED = "ReviewRequired"
     REVIEW_PASSED = "ReviewPassed"
+    NOTHING_TO_COMPARE = "NothingToCompare"
+    SAME_RELEASE = "SameRelease"
     SIGNATURE_INVALID = "SignatureInvalid"
     UNVERIFIED_ENDPOINT = "UnverifiedEndpoint"
 

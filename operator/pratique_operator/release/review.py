@@ -2,7 +2,8 @@
 
 The reference of a target that has not served is the revision that serves; of one that has, the revision it replaced. So what is said
 about a candidate stays true after its promotion. A revision, or a release, that served before needs no review to serve again: the way
-back must be open at night. What is not known (a record that is missing) is Unknown, and under ``Block`` not started.
+back must be open at night. What is not known (a record that is missing) is Unknown, and under ``Block`` not started. A first release
+is compared with nothing: Unknown too, and started.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +64,10 @@ def compute_review(
     reference = _choose_reference(candidate.revision, served, entry)
     if reference is None:
         return ReviewState(
-            "True", Reason.REVIEW_PASSED, "no earlier release is kept, so there is nothing to review against"
+            # Not True: whoever reads "passed" takes it that somebody has looked.
+            "Unknown",
+            Reason.NOTHING_TO_COMPARE,
+            "no earlier release is kept, so nothing was reviewed",
         )
     state = _compare(candidate, reference, record_of(reference))
     if state.status == "True":
@@ -104,7 +108,7 @@ def _compare(candidate: Candidate, reference_revision: str, reference: ReleaseRe
     text = _sentence(reference, record, differences, uncovered)
     return ReviewState(
         "False" if uncovered else "True",
-        Reason.REVIEW_REQUIRED if uncovered else Reason.REVIEW_PASSED,
+        _reason(differences, uncovered),
         text,
         reference=reference.fingerprint,
         reference_revision=reference_revision,
@@ -112,6 +116,12 @@ def _compare(candidate: Candidate, reference_revision: str, reference: ReleaseRe
         differences=differences,
         uncovered=uncovered,
     )
+
+
+def _reason(differences: tuple[PartDifference, ...], uncovered: tuple[Uncovered, ...]) -> Reason:
+    if uncovered:
+        return Reason.REVIEW_REQUIRED
+    return Reason.REVIEW_PASSED if differences else Reason.SAME_RELEASE
 
 
 def _sentence(

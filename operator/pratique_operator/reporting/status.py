@@ -6,7 +6,8 @@ Conditions, each an observation:
 * Progressing: a rollout or scaling is under way. False with ProgressDeadlineExceeded when it took too long.
 * FingerprintVerified: pods of the current revision proved to be the approved release. False names the part that differs; Unknown with
   RecordedNotApproved: they match the first pod's record, which nobody approved.
-* ReviewPassed: the current revision's release is covered by a review against the one it replaces.
+* ReviewPassed: the current revision's release is covered by a review against the one it replaces, or is the same. Unknown with
+  NothingToCompare: it replaces none.
 * Degraded: a person should look, whether or not something serves; also at a manifest whose fields were dropped.
 """
 

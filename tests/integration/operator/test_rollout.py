@@ -27,12 +27,13 @@ def test_first_deploy_creates_all_children_and_becomes_ready(world: World) -> No
     assert (status["serving"]["revision"], status["serving"]["weight"], "candidate" in status) == (revision, 100, False)
     assert (status["replicas"], status["readyReplicas"]) == (2, 2)
     by_type = {c["type"]: c["status"] for c in status["conditions"]}
+    assert world.condition("ReviewPassed")["reason"] == "NothingToCompare"
     assert by_type == {
         "Ready": "True",
         "Available": "True",
         "Progressing": "False",
         "FingerprintVerified": "True",
-        "ReviewPassed": "True",
+        "ReviewPassed": "Unknown",
         "Degraded": "False",
     }
     assert all("finalizers" not in child["metadata"] for child in [found, *world.children().values()])

@@ -184,7 +184,7 @@ def test_block_starts_no_pod_of_an_unreviewed_candidate_and_the_review_lets_it_t
     world.create(replicas=2, release=release(world, "reviewed", reviewed, reviewPolicy="Block"))
     world.wait_ready()
     assert world.entry() not in (stable, None)
-    assert world.condition("ReviewPassed")["status"] == "True"
+    assert [world.condition("ReviewPassed")[field] for field in ("status", "reason")] == ["True", "ReviewPassed"]
     reasons = [event["reason"] for event in world.events()]
     assert reasons.count("ReviewRequired") == 1
 

@@ -69,7 +69,8 @@ def test_first_deployment_has_nothing_to_be_reviewed_against() -> None:
         review(None, entry="new", ready=True, served={}),
         review(NEW, entry="broken", ready=False, served={}),
     ):
-        assert (found.status, found.holds, found.reference) == ("True", False, None)
+        assert (found.status, found.reason, found.holds) == ("Unknown", "NothingToCompare", False)
+        assert (found.reference, "nothing was reviewed" in found.message) == (None, True)
 
 
 def test_uncovered_candidate_is_held_under_block_and_told_under_warn() -> None:
@@ -83,7 +84,8 @@ def test_uncovered_candidate_is_held_under_block_and_told_under_warn() -> None:
 
 
 def test_covered_candidate_passes_and_failed_tests_do_not_cover() -> None:
-    assert (review(reviewed()).status, review(reviewed()).holds) == ("True", False)
+    found = review(reviewed())
+    assert (found.status, found.reason, found.holds) == ("True", "ReviewPassed", False)
     failed = review(reviewed(passed=False))
     assert (failed.status, failed.holds) == ("False", True)
     assert "max KL 0.3" in failed.message
@@ -97,7 +99,8 @@ def test_review_against_another_release_does_not_count() -> None:
 
 
 def test_same_release_with_other_pods_needs_no_review() -> None:
-    assert (review(OLD).status, review(OLD).differences) == ("True", ())
+    found = review(OLD)
+    assert (found.status, found.reason, found.differences) == ("True", "SameRelease", ())
 
 
 def test_same_release_that_has_to_prove_less_is_told_so() -> None:
@@ -128,7 +131,7 @@ def test_serving_revision_counts_before_its_mark_is_written() -> None:
 
 def test_going_back_to_a_revision_or_a_release_that_served_is_never_held() -> None:
     back = review(NEW, target="new", entry="old", served={"new": 1, "old": 2}, records={"new": NEW})
-    assert (back.holds, back.status) == (False, "True")
+    assert (back.holds, back.status, back.reason) == (False, "Unknown", "NothingToCompare")
     again = review(NEW, target="other-pods", entry="old", served={"new": 1, "old": 2}, records={"new": NEW})
     assert (again.status, again.holds) == ("False", False)
     assert "served before (revision new)" in again.message

@@ -67,7 +67,7 @@ def test_all_conditions_are_there_from_the_first_pass() -> None:
         "Available": ("False", "Loading"),
         "Progressing": ("True", "Loading"),
         "FingerprintVerified": ("Unknown", "Loading"),
-        "ReviewPassed": ("True", "ReviewPassed"),
+        "ReviewPassed": ("Unknown", "NothingToCompare"),
         "Degraded": ("False", "Reconciled"),
     }
 
@@ -78,7 +78,7 @@ def test_serving_service_is_ready() -> None:
         "Available": ("True", "Reconciled"),
         "Progressing": ("False", "Reconciled"),
         "FingerprintVerified": ("True", "Verified"),
-        "ReviewPassed": ("True", "ReviewPassed"),
+        "ReviewPassed": ("Unknown", "NothingToCompare"),
         "Degraded": ("False", "Reconciled"),
     }
 
