@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from pratique_contract import constants
+from pratique_contract.record import ReleaseRecord
 from pratique_operator import kinds, labels, names
 from pratique_operator.api.release_types import ReverifySpec
 from pratique_operator.api.types import InferenceServiceSpec, parse_spec
@@ -66,6 +67,10 @@ class Snapshot:
     def deployments(self) -> dict[str, Manifest]:
         """The Deployment of each revision that has one."""
         return _deployments_of(self.children)
+
+    def record_of(self, revision: str) -> ReleaseRecord | None:
+        """The record that this revision's pods read; None when it has none."""
+        return records_by_revision(self.key.name, self.children, self.deployments(), self.trust.recorded)(revision)
 
     def pods_of(self, revision: str | None) -> tuple[PodFacts, ...]:
         return tuple(pod for pod in self.pods if pod.revision == revision)

@@ -35,7 +35,8 @@ class RevisionStatus(ContractModel):
     fingerprint: str | None = Field(default=None, description="The release its pods have to be.")
     model_revision: str | None = Field(
         default=None,
-        description="spec.model.revision, against which the fetch held the files; none for mounted sources, where nothing does.",
+        description="The commit or digest against which the fetch held the model's files. Where the source has none (mounted, or a prefix "
+        "without spec.model.revision): the digest over the files in the release record, which the pods have to prove.",
     )
     weight: int = Field(description="Its share of traffic in percent.")
     replicas: int = Field(description="Its pods.")

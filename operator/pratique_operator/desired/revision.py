@@ -11,12 +11,12 @@ from typing import Any
 from pratique_contract import ServingSpec, constants
 from pratique_contract.canonical import digest_bytes, digest_json, short_digest
 from pratique_contract.record import ReleaseRecord
-from pratique_contract.sources import is_fetched
 from pratique_operator import names
 from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.config import OperatorConfig
 from pratique_operator.desired.pod import build_pod_template, image_of, name_revision
 from pratique_operator.desired.serving import build_serving
+from pratique_operator.desired.sources import pinned_revision
 from pratique_operator.errors import InvalidSpecError, OtherRecordedError
 from pratique_operator.release.declaration import digest_declaration
 from pratique_operator.release.references import References, digest_references, inline_chat_template, read_record
@@ -85,8 +85,8 @@ def compute_target(
     )
     # A review is for the operator: added to a record that is in use, it restarts no pod.
     record_text = "" if record is None else record.model_copy(update={"review": None}).to_json()
-    # Of a mounted source it is a note that nothing checks: in the status it would read as what is served.
-    checked = spec.model.revision if is_fetched(spec.model.uri) else None
+    # Of a mounted source the spec's is a note that nothing checks: in the status it would read as what is served.
+    checked = pinned_revision(spec.model.uri, spec.model.revision)
     unnamed = Target("", template, {}, serving.release.fingerprint, checked)
     if trust is None:
         unnamed = replace(

@@ -67,6 +67,15 @@ def _source(field: str, uri: str, revision: str | None, volume: str) -> Source:
     return Source(f"{field}.uri", uri, revision, volume, path)
 
 
+def pinned_revision(uri: str, revision: str | None) -> str | None:
+    """The immutable revision the fetch holds the files against: a commit, a digest, or that of a prefix's listing; an artifact's is in
+    its address. None for a prefix that is listed anew at every start, and for mounted sources, where ``revision`` is a note."""
+    if not is_fetched(uri):
+        return None
+    digest = uri.rpartition("@")[2] if scheme_of(uri) == "oci" else ""
+    return revision or digest or None
+
+
 def build_mounts(sources: tuple[Source, ...], *, allow_file_sources: bool) -> list[Mount]:
     """What the serving container mounts, all read-only; one mount for a fetched source that is named twice."""
     found: dict[str, Mount] = {}

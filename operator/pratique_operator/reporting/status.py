@@ -161,7 +161,7 @@ def _revision(facts: _Facts, revision: str, *, weight: int) -> RevisionStatus:
     return RevisionStatus(
         revision=revision,
         fingerprint=_fingerprint(own, annotations),
-        model_revision=own.model_revision if own else annotations.get(constants.ANNOTATION_MODEL_REVISION),
+        model_revision=_model_revision(facts.snapshot, revision, own, annotations),
         weight=weight,
         replicas=_count_live(pods),
         ready_replicas=sum(pod.ready for pod in pods),
@@ -175,6 +175,15 @@ def _fingerprint(own: Target | None, annotations: Manifest) -> str | None:
         return own.record.fingerprint
     known = annotations.get(names.ANNOTATION_RECORDED) or annotations.get(constants.ANNOTATION_FINGERPRINT)
     return own.fingerprint or known if own is not None else known
+
+
+def _model_revision(snapshot: Snapshot, revision: str, own: Target | None, annotations: Manifest) -> str | None:
+    """What the model's source is at; of one that cannot be named by what does not move, what its files are recorded as."""
+    named = own.model_revision if own else annotations.get(constants.ANNOTATION_MODEL_REVISION)
+    if named is not None:
+        return str(named)
+    record = own.record if own else snapshot.record_of(revision)
+    return None if record is None else record.manifest.model.revision
 
 
 def _was_approved(annotations: Manifest) -> bool:

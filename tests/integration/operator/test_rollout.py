@@ -6,8 +6,11 @@ from pratique_contract import constants
 from pratique_operator import kinds
 from tests.integration.operator.changes import eventually
 from tests.integration.operator.world import World
+from tests.support.releases import make_record
 
 pytestmark = pytest.mark.integration
+
+RECORD = make_record()
 
 
 def test_first_deploy_creates_all_children_and_becomes_ready(world: World) -> None:
@@ -37,6 +40,24 @@ def test_first_deploy_creates_all_children_and_becomes_ready(world: World) -> No
         "Degraded": "False",
     }
     assert all("finalizers" not in child["metadata"] for child in [found, *world.children().values()])
+
+
+def test_status_says_which_revision_of_the_model_serves_whatever_its_source(world: World) -> None:
+    digest, commit = "sha256:" + "d" * 64, "c" * 40
+    sources = {
+        "hub": ({"uri": "hf://owner/name", "revision": commit}, commit),
+        "artifact": ({"uri": f"oci://registry.example/models/x@{digest}"}, digest),
+        "archive": ({"uri": "https://host.example/x.tar", "revision": digest}, digest),
+        "bucket": ({"uri": "s3://bucket/x", "revision": digest}, digest),
+        "folder": ({"uri": "file:///models/x"}, RECORD.manifest.model.revision),
+    }
+    data = {constants.RECORD_FILE: RECORD.to_json()}
+    world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rel"}, "data": data})
+    release = {"fingerprint": RECORD.fingerprint, "recordRef": {"name": "rel"}}
+    for name, (model, _) in sources.items():
+        world.create(name, model=model, release=release)
+    for name, (_, revision) in sources.items():
+        assert world.wait_ready(name)["status"]["serving"]["modelRevision"] == revision, name
 
 
 def test_update_keeps_the_stable_until_the_candidate_is_complete_and_restarts_no_pod(world: World) -> None:

@@ -139,8 +139,29 @@ def test_serving_document_maps_sources_downloads_and_re_verification() -> None:
 
 def test_a_revision_that_nothing_checks_is_not_told_as_the_one_that_serves() -> None:
     """Weights from another commit than the status reports: of a mounted folder spec.model.revision is somebody's note."""
-    assert target(model=HUB).model_revision == "a" * 40
     assert target(model={"uri": "pvc://models/x", "revision": "a" * 40}).model_revision is None
+
+
+DIGEST = "sha256:" + "d" * 64
+
+
+@pytest.mark.parametrize(
+    ("model", "revision"),
+    [
+        (HUB, "a" * 40),
+        ({"uri": f"oci://registry:5000/models/x@{DIGEST}"}, DIGEST),
+        ({"uri": f"oci://registry/models/x@{DIGEST}", "revision": DIGEST}, DIGEST),
+        ({"uri": "https://host/x.tar", "revision": DIGEST}, DIGEST),
+        ({"uri": "s3://bucket/x", "revision": DIGEST}, DIGEST),
+        ({"uri": "s3://bucket/a@b"}, None),
+        ({"uri": "file:///models/a@b"}, None),
+    ],
+)
+def test_the_revision_a_fetched_source_is_pinned_by_is_told_whatever_its_kind(
+    model: dict[str, Any], revision: str | None
+) -> None:
+    found = target(model=model)
+    assert (found.model_revision, found.annotations.get(constants.ANNOTATION_MODEL_REVISION)) == (revision, revision)
 
 
 def test_another_version_of_operator_and_server_finds_what_was_fetched_before() -> None:

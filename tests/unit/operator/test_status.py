@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from pratique_contract import Reason, Verdict, VerdictResult
+from pratique_contract import Reason, Verdict, VerdictResult, constants
 from pratique_contract.verdict import Reverification
+from pratique_operator import names
 from pratique_operator.errors import InvalidSpecError, RecordError
 from pratique_operator.observe import Snapshot, rollout_state
 from pratique_operator.pods.facts import Finding, PodFacts
+from pratique_operator.release.references import Reference, References
 from pratique_operator.reporting.dropped import LAST_APPLIED
 from pratique_operator.reporting.status import compute_status, merge_patch
 from pratique_operator.rollout.planner import plan_rollout
+from tests.support.releases import make_record
 from tests.unit.operator.worlds import (
     NOW,
     failing_pod,
@@ -27,6 +30,7 @@ from tests.unit.operator.worlds import (
 
 REV = make_target().revision
 OLD = "0ld0ld0ld0"
+RECORD = make_record()
 
 
 def status_of(snapshot: Snapshot, **more: Any) -> dict[str, Any]:
@@ -58,6 +62,48 @@ def updating(*candidates: PodFacts) -> Snapshot:
     deployments = (make_deployment(OLD, served=True), make_deployment(REV))
     pods = (ready_pod(OLD, "old"), *candidates)
     return make_snapshot(entry=OLD, deployments=deployments, pods=pods, endpoints={OLD: 1})
+
+
+def record_map(revision: str) -> dict[str, Any]:
+    data = {constants.RECORD_FILE: RECORD.to_json()}
+    return {"metadata": {"name": names.revision_child("svc", revision), "annotations": {}}, "data": data}
+
+
+def test_a_source_without_a_revision_of_its_own_is_at_what_its_files_are_recorded_as() -> None:
+    """A mounted folder, or a prefix that is listed anew at every start."""
+    recorded = RECORD.manifest.model.revision
+    release = {"fingerprint": RECORD.fingerprint, "recordRef": {"name": "rel"}}
+    found = References({Reference("ConfigMap", "rel"): {"data": {constants.RECORD_FILE: RECORD.to_json()}}})
+    for uri in ("file:///models/x", "pvc://models/x", "s3://bucket/x"):
+        spec = {"model": {"uri": uri}, "release": release}
+        snapshot = make_snapshot(
+            spec=spec,
+            references=found,
+            entry=OLD,
+            deployments=(make_deployment(OLD, served=True),),
+            config_maps=(record_map(OLD),),
+            pods=(ready_pod(OLD),),
+            endpoints={OLD: 1},
+        )
+        status = status_of(snapshot)
+        assert status["candidate"]["modelRevision"] == recorded, uri
+        # The revision that is replaced was made of a spec that is gone: of it there is what its own pods read.
+        assert status["serving"]["modelRevision"] == recorded
+    assert "modelRevision" not in status_of(serving())["serving"]
+
+
+def test_a_source_that_is_pinned_is_at_what_it_is_pinned_by() -> None:
+    digest = "sha256:" + "d" * 64
+    snapshot = make_snapshot(
+        spec={"model": {"uri": f"oci://registry/models/x@{digest}"}},
+        entry=OLD,
+        deployments=(make_deployment(OLD, served=True, marks={constants.ANNOTATION_MODEL_REVISION: "c" * 40}),),
+        config_maps=(record_map(OLD),),
+        pods=(ready_pod(OLD),),
+        endpoints={OLD: 1},
+    )
+    status = status_of(snapshot)
+    assert [status[role]["modelRevision"] for role in ("serving", "candidate")] == ["c" * 40, digest]
 
 
 def test_all_conditions_are_there_from_the_first_pass() -> None:
