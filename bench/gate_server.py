@@ -1,5 +1,5 @@
 """The server under ``bench.gate_cost``: the ordinary serving process that also takes the time of each readiness answer (at its handler,
-and from the request's bytes read to the answer's bytes written) and has a switch for re-verification.
+and from the request's bytes read to the answer's bytes handed to the kernel) and has a switch for re-verification.
 
 ``python -m bench.gate_server SERVING.json FOLDER``; what it measured lies in FOLDER when it has ended.
 """
@@ -13,6 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pratique_contract import constants
+from pratique_server import http_server
 from pratique_server.config import load_serving_spec
 from pratique_server.life import reverification
 from pratique_server.management.app import Answer, ManagementApp
@@ -52,20 +53,24 @@ def main() -> int:
 
 
 def _time_protocol(seconds: list[float]) -> None:
-    """From a request's bytes in this process to the last byte of its answer handed to the kernel: what the server can answer for."""
-    protocol: Any = H11Protocol
-    receive, complete = protocol.data_received, protocol.on_response_complete
+    """From a request's bytes in this process to its answer's handed to the kernel: what the server can answer for."""
+    make_protocol = http_server.make_protocol
 
-    def data_received(self: Any, data: bytes) -> None:
-        self.bench_read_at = time.perf_counter()
-        receive(self, data)
+    def make_timed(**limits: Any) -> type[H11Protocol]:
+        protocol: Any = make_protocol(**limits)
+        answered_at_once = protocol._answered_at_once
 
-    def on_response_complete(self: Any) -> None:
-        if self.scope["path"] == constants.READYZ_PATH:
-            seconds.append(time.perf_counter() - self.bench_read_at)
-        complete(self)
+        def timed(self: Any, data: bytes) -> bool:
+            begun = time.perf_counter()
+            answered: bool = answered_at_once(self, data)
+            if answered and data.startswith(b"GET /readyz "):
+                seconds.append(time.perf_counter() - begun)
+            return answered
 
-    protocol.data_received, protocol.on_response_complete = data_received, on_response_complete
+        protocol._answered_at_once = timed
+        return protocol  # type: ignore[no-any-return]
+
+    http_server.make_protocol = make_timed
 
 
 if __name__ == "__main__":

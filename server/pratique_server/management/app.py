@@ -7,6 +7,7 @@ that one at a time and not for long. Anyone in the cluster may reach it.
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs
 
 from pratique_contract import constants
 from pratique_contract.record import RECORD_BYTES_MAX
+from pratique_server.http_server import Headers, Response
 from pratique_server.management.status import PodStatus, Readiness
 from pratique_server.metrics import Metrics
 
@@ -26,6 +28,8 @@ TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 BODY_SECONDS_MAX: Final = 10.0
+PROBE_PATHS: Final = frozenset({constants.LIVEZ_PATH, constants.READYZ_PATH, constants.STARTUPZ_PATH})
+_log = logging.getLogger(__name__)
 
 
 class RecordSaid(Protocol):
@@ -84,7 +88,22 @@ class ManagementApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = await self._answer_request(scope, receive)
+        try:
+            answer = await self._answer_request(scope, receive)
+        except Exception:  # noqa: BLE001 - uvicorn would answer as much, but its log is not kept (configure_logs)
+            _log.exception("Could not answer", extra={"fields": {"method": scope["method"], "path": scope["path"]}})
+            answer = Answer(500, b"500: a fault of this server, told in its log\n")
+        await send({"type": "http.response.start", "status": answer.status, "headers": self._headers(answer)})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def at_once(self, method: str, path: str) -> Response | None:
+        """A probe's answer, for the server's short way."""
+        if method != "GET" or path not in PROBE_PATHS:
+            return None
+        answer = self.answer(method, path)
+        return Response(answer.status, self._headers(answer), answer.body)
+
+    def _headers(self, answer: Answer) -> Headers:
         headers = [
             (b"content-type", answer.media_type.encode()),
             (b"content-length", str(len(answer.body)).encode()),
@@ -93,8 +112,7 @@ class ManagementApp:
         fingerprint = self._status.fingerprint
         if fingerprint is not None:
             headers.append((constants.FINGERPRINT_HEADER.encode(), fingerprint.encode()))
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        return headers
 
     async def _answer_request(self, scope: Scope, receive: Receive) -> Answer:
         match scope["method"], scope["path"]:

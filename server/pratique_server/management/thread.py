@@ -31,6 +31,7 @@ class ManagementThread:
             keep_alive_seconds=5,
             connections_max=CONNECTIONS_MAX,
             per_client_max=CONNECTIONS_PER_CLIENT_MAX,
+            at_once=app.at_once,
         )
         self._thread = threading.Thread(target=self._run, name="management", daemon=True)
 

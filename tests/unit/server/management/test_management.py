@@ -235,6 +235,11 @@ def test_the_probe_needs_only_the_standard_library() -> None:
 
 async def _request(served: ManagementApp, method: str, path: str, *, client: str, receive: Any) -> int:
     """The status of one request from an address, its body as ``receive`` gives it."""
+    status: int = (await _response(served, method, path, client=client, receive=receive))[0]["status"]
+    return status
+
+
+async def _response(served: ManagementApp, method: str, path: str, *, client: str, receive: Any) -> list[Any]:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -242,7 +247,7 @@ async def _request(served: ManagementApp, method: str, path: str, *, client: str
 
     scope = {"type": "http", "method": method, "path": path, "query_string": b"", "client": (client, 1)}
     await served(scope, receive, send)
-    return int(sent[0]["status"])
+    return sent
 
 
 async def _empty() -> dict[str, Any]:
@@ -252,6 +257,33 @@ async def _empty() -> dict[str, Any]:
 async def _never() -> dict[str, Any]:
     await asyncio.Event().wait()
     raise AssertionError
+
+
+@pytest.mark.parametrize("verdict", [PENDING, FAILED, None])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz"])
+async def test_probes_say_at_once_what_they_say_through_the_application(path: str, verdict: Verdict | None) -> None:
+    bench = Bench()
+    bench.verdicts.verdict = verdict or bench.verdicts.verdict
+    head, body = await _response(bench.app, "GET", path, client="10.0.0.7", receive=_empty)
+    answer = bench.app.at_once("GET", path)
+    assert answer is not None
+    assert (answer.status, answer.headers, answer.body) == (head["status"], head["headers"], body["body"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("HEAD", "/readyz"), ("POST", "/readyz"), ("GET", "/metrics"), ("GET", "/none")]
+)
+def test_only_probes_are_answered_at_once(method: str, path: str) -> None:
+    assert Bench().app.at_once(method, path) is None
+
+
+async def test_a_fault_of_the_port_itself_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    monkeypatch.setattr(bench.status, "to_json_value", lambda: 1 / 0)
+    assert await _request(bench.app, "GET", "/stats", client="10.0.0.7", receive=_empty) == 500
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_only_whoever_is_in_the_pod_can_drain_it() -> None:
