@@ -1,17 +1,17 @@
-"""The only writes to children. Server-side apply with one field manager, skipped when the observed object already holds the intent;
+"""The only writes to children. Server-side apply with one field manager, skipped when the observed object already holds the intent; what
+others added that may not be there is patched out (``drift.py``);
 deletes name an object by UID, so that nothing else can be meant.
 """
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from pratique_operator import kinds, metrics, names
-from pratique_operator.api.schema import quantity_value
 from pratique_operator.api.types import InferenceServiceSpec
 from pratique_operator.cluster import Cluster
 from pratique_operator.desired import children as build
 from pratique_operator.desired.revision import Target
+from pratique_operator.drift import contains, find_excess, name_fields
 from pratique_operator.errors import ChildConflictError, ConflictError, NotFoundError
 from pratique_operator.kinds import Kind
 from pratique_operator.observe import Snapshot, children_of, is_owned
@@ -22,33 +22,6 @@ LOG = logging.getLogger(__name__)
 
 Manifest = dict[str, Any]
 
-# Plain booleans of the API, which Go leaves out when they are false; those that are pointers stand there as false.
-_LEFT_OUT_WHEN_FALSE: Final = frozenset({"publishNotReadyAddresses"})
-
-
-def contains(observed: Any, intent: Any) -> bool:
-    """Whether the observed value holds all of the intent. Fields the API server added do not count; lists must match in length;
-    quantities compare by value (the server writes 1000m as 1), and what the server leaves out is false."""
-    if isinstance(intent, Mapping):
-        return isinstance(observed, Mapping) and all(
-            contains(observed[key], value) if key in observed else key in _LEFT_OUT_WHEN_FALSE and value is False
-            for key, value in intent.items()
-        )
-    if isinstance(intent, list | tuple):
-        return (
-            isinstance(observed, list)
-            and len(observed) == len(intent)
-            and all(contains(o, i) for o, i in zip(observed, intent, strict=True))
-        )
-    return bool(observed == intent) or _same_quantity(observed, intent)
-
-
-def _same_quantity(observed: Any, intent: Any) -> bool:
-    if not isinstance(observed, str) or not isinstance(intent, str):
-        return False
-    value = quantity_value(intent)
-    return value is not None and value == quantity_value(observed)
-
 
 def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) -> int:
     """Carry out the plan; returns the number of writes. What adds comes first, what takes away last, so that a crash in between
@@ -57,7 +30,7 @@ def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) ->
     if snapshot.target is not None and snapshot.spec is not None:
         for kind, manifest in _additions(snapshot, plan, snapshot.target, snapshot.spec, now=now):
             writes += _apply(cluster, snapshot, kind, manifest)
-    for kind, manifest in _entry(snapshot, plan):
+    for kind, manifest in _routes(snapshot, plan):
         writes += _apply(cluster, snapshot, kind, manifest)
     for revision in plan.replicas:
         if snapshot.target is None or revision != snapshot.target.revision:
@@ -106,7 +79,6 @@ def _additions(
         deployment = snapshot.deployments().get(target.revision)
         found += [
             (kinds.CONFIG_MAP, build.build_config_map(owner, target)),
-            (kinds.SERVICE, build.build_revision_service(owner, target)),
             (
                 kinds.DEPLOYMENT,
                 build.build_deployment(
@@ -121,11 +93,13 @@ def _additions(
     return found
 
 
-def _entry(snapshot: Snapshot, plan: Plan) -> list[tuple[Kind, Manifest]]:
-    """What clients reach the serving revision by. It needs nothing of the spec, so it is kept in order while the spec is blocked too."""
+def _routes(snapshot: Snapshot, plan: Plan) -> list[tuple[Kind, Manifest]]:
+    """What clients reach the revisions by. It needs nothing of the spec, so it is kept in order while the spec is blocked too."""
+    found = [(kinds.SERVICE, build.build_revision_service(snapshot.owner, revision)) for revision in plan.replicas]
     if plan.entry is None:
-        return []
+        return found
     return [
+        *found,
         (kinds.SERVICE, build.build_entry_service(snapshot.owner, plan.entry)),
         (kinds.POD_DISRUPTION_BUDGET, build.build_disruption_budget(snapshot.owner, plan.entry)),
     ]
@@ -155,12 +129,32 @@ def _apply(cluster: Cluster, snapshot: Snapshot, kind: Kind, manifest: Manifest)
     name = manifest["metadata"]["name"]
     observed = snapshot.children.get((kind.kind, name))
     if observed is not None and contains(observed, manifest):
-        return 0
+        return _take_out(cluster, snapshot, kind, observed, manifest)
     if observed is None:
         _refuse_foreign(cluster, snapshot, kind, name)
-    cluster.apply(kind, snapshot.key.namespace, manifest)
+    stored = cluster.apply(kind, snapshot.key.namespace, manifest)
     metrics.APPLIES.labels(kind=kind.kind, result="applied").inc()
     LOG.info("%s %s: %s/%s", "Updated" if observed else "Created", kind.kind, snapshot.key.namespace, name)
+    return 1 + _take_out(cluster, snapshot, kind, stored, manifest)
+
+
+def _take_out(cluster: Cluster, snapshot: Snapshot, kind: Kind, stored: Manifest, manifest: Manifest) -> int:
+    """Take out what somebody else added to this very object. A webhook that adds it again each time makes this no change at all."""
+    excess = find_excess(stored, manifest)
+    if not excess:
+        return 0
+    metadata, fields = stored["metadata"], ", ".join(name_fields(excess))
+    body = {**excess, "metadata": {**excess.get("metadata", {}), "uid": metadata["uid"]}}
+    after = cluster.patch(kind, snapshot.key.namespace, metadata["name"], body)
+    metrics.APPLIES.labels(kind=kind.kind, result="applied").inc()
+    if after["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+        LOG.warning(
+            "Took out of %s what somebody had added: %s/%s: %s",
+            kind.kind,
+            snapshot.key.namespace,
+            metadata["name"],
+            fields,
+        )
     return 1
 
 

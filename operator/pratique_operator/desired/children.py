@@ -3,7 +3,7 @@ PodDisruptionBudget. A revision's Deployment never changes its template: a chang
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pratique_contract import constants
 from pratique_contract.canonical import digest_json
@@ -14,6 +14,10 @@ from pratique_operator.kinds import Kind
 from pratique_operator.release.trust import Offer
 
 Manifest = dict[str, Any]
+
+# The API server's defaults, said so that they are put back when somebody sets them: clients would meet pods that have not passed, or
+# none at all from a node without a pod.
+_ROUTING: Final = {"publishNotReadyAddresses": False, "internalTrafficPolicy": "Cluster"}
 
 
 def _child(
@@ -93,19 +97,19 @@ def build_recorded(owner: Manifest, offer: Offer) -> Manifest:
     )
 
 
-def build_revision_service(owner: Manifest, target: Target) -> Manifest:
+def build_revision_service(owner: Manifest, revision: str) -> Manifest:
     """One revision's verified pods under their own name, whatever the entry points at."""
     service = owner["metadata"]["name"]
     return _child(
         kinds.SERVICE,
-        names.revision_child(service, target.revision),
+        names.revision_child(service, revision),
         owner=owner,
-        child_labels=labels.revision_labels(service, target.revision),
+        child_labels=labels.revision_labels(service, revision),
         annotations={},
         spec={
             "type": "ClusterIP",
-            "selector": labels.revision_selector(service, target.revision),
-            "publishNotReadyAddresses": False,
+            "selector": labels.revision_selector(service, revision),
+            **_ROUTING,
             "ports": [
                 _port(constants.API_PORT_NAME, names.ENTRY_PORT),
                 _port(constants.MANAGEMENT_PORT_NAME, constants.MANAGEMENT_PORT),
@@ -126,8 +130,7 @@ def build_entry_service(owner: Manifest, revision: str) -> Manifest:
         spec={
             "type": "ClusterIP",
             "selector": labels.revision_selector(service, revision),
-            # Said, so that it is put back when somebody sets it: clients would meet pods that have not passed.
-            "publishNotReadyAddresses": False,
+            **_ROUTING,
             "ports": [_port(constants.API_PORT_NAME, names.ENTRY_PORT)],
         },
     )

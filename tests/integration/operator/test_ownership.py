@@ -1,13 +1,18 @@
 """What belongs to a service comes back when it is disturbed and goes with it; what belongs to others is left alone."""
 
+from typing import Any
+
 import pytest
 
 from pratique_contract import constants
 from pratique_operator import kinds, labels
+from pratique_operator.kinds import Kind
 from tests.integration.operator.changes import eventually
 from tests.integration.operator.world import World
 
 pytestmark = pytest.mark.integration
+
+Manifest = dict[str, Any]
 
 
 def test_drift_is_repaired(slow_world: World) -> None:
@@ -40,6 +45,118 @@ def test_drift_is_repaired(slow_world: World) -> None:
         core._call("DELETE", kind.path(world.namespace, name))
         eventually(lambda k=kind, n=name: core.get(k, world.namespace, n), what=f"{kind.kind} {name} is back")  # type: ignore[misc]
     world.wait_ready()
+
+
+def by_hand(world: World, kind: Kind, name: str, body: Manifest, *, manager: str = "person") -> Manifest:
+    """As somebody sets fields with server-side apply: they are his then, and an apply of ours leaves them where they are."""
+    head = {"apiVersion": kind.api_version, "kind": kind.kind}
+    metadata = {"name": name, **body.get("metadata", {})}
+    query = {"fieldManager": manager, "force": "true"}
+    path, apply = kind.path(world.namespace, name), "application/apply-patch+yaml"
+    return world.cluster._call(
+        "PATCH", path, query=query, body={**head, **body, "metadata": metadata}, content_type=apply
+    )
+
+
+def child(world: World, kind: Kind, name: str) -> Manifest:
+    return world.children()[f"{kind.kind}/{name}"]
+
+
+MINE = {"name": "mine", "port": 81, "targetPort": 9999, "protocol": "TCP"}
+# What somebody does to the entry Service or the budget: fields he applies beside ours, or writes over the whole.
+ROUTED: dict[str, tuple[Kind, Manifest, bool]] = {
+    "a key in the selector": (kinds.SERVICE, {"spec": {"selector": {"canary": "no"}}}, False),
+    "a port": (kinds.SERVICE, {"spec": {"ports": [MINE]}}, True),
+    "an address": (kinds.SERVICE, {"spec": {"externalIPs": ["192.0.2.7"]}}, True),
+    "only pods of the client's node": (kinds.SERVICE, {"spec": {"internalTrafficPolicy": "Local"}}, True),
+    "an expression in the budget's selector": (
+        kinds.POD_DISRUPTION_BUDGET,
+        {"spec": {"selector": {"matchExpressions": [{"key": "canary", "operator": "Exists"}]}}},
+        False,
+    ),
+}
+
+
+def test_what_somebody_adds_to_a_child_that_decides_traffic_is_taken_out_again(quick_world: World) -> None:
+    """A key more in a Service's selector takes every pod out of it; applying our own fields again leaves others' where they are."""
+    world = quick_world
+    world.create()
+    world.wait_ready()
+    before = world.settle()
+    built = {kind: child(world, kind, "svc")["spec"] for kind in (kinds.SERVICE, kinds.POD_DISRUPTION_BUDGET)}
+    for what, (kind, body, applied) in ROUTED.items():
+        done = by_hand(world, kind, "svc", body) if applied else world.cluster.patch(kind, world.namespace, "svc", body)
+        assert done["spec"] != built[kind], what
+        eventually(lambda k=kind: child(world, k, "svc")["spec"] == built[k], what=f"without {what}")  # type: ignore[misc]
+    world.wait_ready()
+    after = world.settle()
+    changed = {key for key in after if after[key] != before[key]} - {"self"}
+    assert changed == {"Service/svc", "PodDisruptionBudget/svc"}
+
+
+def test_revision_that_is_kept_has_its_service_kept_in_order_too(quick_world: World) -> None:
+    world = quick_world
+    world.create()
+    world.wait_ready()
+    stable = world.target()
+    world.create(engine={"image": "localhost/none:2"})
+    world.wait_ready()
+    assert world.target() != stable
+    name = f"svc-{stable}"
+    built = child(world, kinds.SERVICE, name)["spec"]
+    done = world.cluster.patch(kinds.SERVICE, world.namespace, name, {"spec": {"selector": {"canary": "no"}}})
+    assert done["spec"] != built
+    eventually(lambda: child(world, kinds.SERVICE, name)["spec"] == built, what="it is as it was")
+
+
+POD_CHANGES: dict[str, Manifest] = {
+    "a label": {"metadata": {"labels": {"canary": "yes"}}},
+    "a variable": {"spec": {"containers": [{"name": "server", "env": [{"name": "LD_PRELOAD", "value": "/x.so"}]}]}},
+    "another program": {"spec": {"containers": [{"name": "server", "command": ["sleep", "1"]}]}},
+    "another user": {"spec": {"containers": [{"name": "server", "securityContext": {"runAsUser": 0}}]}},
+    "a container": {"spec": {"containers": [{"name": "more", "image": "localhost/none:9"}]}},
+    "a first container": {"spec": {"initContainers": [{"name": "more", "image": "localhost/none:9"}]}},
+    "the node's processes": {"spec": {"hostPID": True}},
+}
+
+
+def test_what_somebody_adds_to_the_pods_of_a_deployment_is_taken_out_again(quick_world: World) -> None:
+    """The pods of a revision are what its name says. What a tool notes in annotations stays: kubectl rollout restart does."""
+    world = quick_world
+    world.create()
+    world.wait_ready()
+    name = f"svc-{world.target()}"
+    note = {"metadata": {"annotations": {"example.com/restartedAt": "now"}}}
+    built = by_hand(world, kinds.DEPLOYMENT, name, {"spec": {"template": note}}, manager="note")["spec"]["template"]
+    for what, added in POD_CHANGES.items():
+        done = by_hand(world, kinds.DEPLOYMENT, name, {"spec": {"template": added}})
+        assert done["spec"]["template"] != built, what
+        eventually(
+            lambda: child(world, kinds.DEPLOYMENT, name)["spec"]["template"] == built, what=f"pods without {what}"
+        )
+    assert built["metadata"]["annotations"]["example.com/restartedAt"] == "now"
+    world.wait_ready()
+    before = world.settle()
+    world.passes(2)
+    assert world.versions() == before
+
+
+def test_second_owner_of_a_child_is_taken_off(quick_world: World) -> None:
+    """The garbage collector keeps what anybody else still owns: deleting the service would leave its pods serving."""
+    world = quick_world
+    world.create()
+    world.wait_ready()
+    head = {"apiVersion": "v1", "kind": "ConfigMap"}
+    uid = world.apply({**head, "metadata": {"name": "owner"}})["metadata"]["uid"]
+    name = f"svc-{world.target()}"
+    built = child(world, kinds.DEPLOYMENT, name)["metadata"]["ownerReferences"]
+    owner = {**head, "name": "owner", "uid": uid}
+    done = by_hand(world, kinds.DEPLOYMENT, name, {"metadata": {"ownerReferences": [owner]}})
+    assert len(done["metadata"]["ownerReferences"]) == 2
+    eventually(
+        lambda: child(world, kinds.DEPLOYMENT, name)["metadata"]["ownerReferences"] == built,
+        what="the service is its only owner again",
+    )
 
 
 def test_name_taken_by_a_stranger_is_told_and_never_overwritten(world: World) -> None:

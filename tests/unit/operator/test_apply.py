@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_operator import names
 from pratique_operator.api.schema import quantity_value
-from pratique_operator.apply import _keep_offers, contains
+from pratique_operator.apply import _keep_offers
 from pratique_operator.cluster import Cluster
 from pratique_operator.desired.children import owner_reference
+from pratique_operator.drift import contains
 from pratique_operator.errors import ChildConflictError, ConflictError
 from pratique_operator.release.trust import RecordAnswer
 from tests.support.releases import make_record

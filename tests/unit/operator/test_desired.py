@@ -62,6 +62,7 @@ spec:
     serving.pratique.dev/service: svc
     serving.pratique.dev/revision: REVISION
   publishNotReadyAddresses: false
+  internalTrafficPolicy: Cluster
   ports:
   - {{name: http, port: 80, targetPort: http, protocol: TCP}}
 """)
@@ -69,7 +70,7 @@ spec:
 
 def test_revision_service_and_config_map_carry_the_revision() -> None:
     target = make_target()
-    assert without_hash(build.build_revision_service(make_owner(), target)) == golden(f"""
+    assert without_hash(build.build_revision_service(make_owner(), target.revision)) == golden(f"""
 apiVersion: v1
 kind: Service
 metadata:
@@ -84,6 +85,7 @@ spec:
     serving.pratique.dev/service: svc
     serving.pratique.dev/revision: REVISION
   publishNotReadyAddresses: false
+  internalTrafficPolicy: Cluster
   ports:
   - {{name: http, port: 80, targetPort: http, protocol: TCP}}
   - {{name: management, port: 8001, targetPort: management, protocol: TCP}}
