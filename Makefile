@@ -51,11 +51,11 @@ test: lint check-generate test-unit test-integration test-e2e ## Everything: lin
 
 .PHONY: test-fast
 test-fast: venv ## The inner loop: unit tests, under a minute
-	@$(BIN)/pytest tests/unit -q -n 2
+	@$(BIN)/pytest tests/unit -q -n 4
 
 .PHONY: test-unit
 test-unit: venv ## Unit tests with durations
-	@$(BIN)/pytest tests/unit -q -n 2 --durations=5
+	@$(BIN)/pytest tests/unit -q -n 4 --durations=5
 
 .PHONY: test-integration
 test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (2-3 min)
