@@ -32,6 +32,8 @@ class Reason(StrEnum):
     PROBE_TIMEOUT = "ProbeTimeout"
     GOLDEN_MISSING = "GoldenMissing"
     ENGINE_UNREACHABLE = "EngineUnreachable"
+    # The gate itself broke: nothing was learned about the release, and what was not proved does not serve.
+    GATE_FAILED = "GateFailed"
 
     # One code per cause that asks for another remedy; DownloadFailed is what none of them explains.
     DOWNLOAD_FAILED = "DownloadFailed"
@@ -106,5 +108,6 @@ GATE_REASONS: frozenset[Reason] = frozenset(
         Reason.GOLDEN_MISSING,
         Reason.RECORD_MISSING,
         Reason.ENGINE_UNREACHABLE,
+        Reason.GATE_FAILED,
     }
 )

@@ -89,6 +89,7 @@ class ScriptedServer:
     fingerprint: str
     status: int = 200
     content_type: str = "text/event-stream"
+    encoding: str | None = None
     hang_seconds: float = 0.0
     cut: bool = False
     refusals: list[tuple[int, str]] = field(default_factory=list)
@@ -116,6 +117,8 @@ class ScriptedServer:
 
     async def _start(self, send: Any, status: int, content_type: str) -> None:
         headers = [(b"content-type", content_type.encode()), (FINGERPRINT_HEADER.encode(), self.fingerprint.encode())]
+        if self.encoding is not None:
+            headers.append((b"content-encoding", self.encoding.encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
 
 

@@ -64,8 +64,12 @@ class ProbeClient:
                     begun.set()
                 _require_equal(f"Header {FINGERPRINT_HEADER}", fingerprint, response.headers.get(FINGERPRINT_HEADER))
                 report = await _read(response)
-        except httpx.ConnectError as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise BusyError(f"no connection to {self._client.base_url}", saturated=False) from error
+        except (httpx.TimeoutException, httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+            raise CheckFailedError(
+                Reason.GATE_FAILED, f"The gate's own request could not be sent: {type(error).__name__}: {error}"
+            ) from error
         except httpx.TransportError as error:
             raise CheckFailedError(
                 Reason.STREAM_BROKEN, f"The connection broke: {type(error).__name__}: {error}"
@@ -127,15 +131,18 @@ async def _require_stream(response: httpx.Response) -> None:
 async def _read_error(response: httpx.Response) -> tuple[str, str]:
     """Code and message of an error body, whatever shape it has."""
     content = b""
-    async for chunk in response.aiter_bytes():
-        content += chunk
-        if len(content) > ERROR_BODY_BYTES_MAX:
-            break
+    try:
+        async for chunk in response.aiter_bytes():
+            content += chunk
+            if len(content) > ERROR_BODY_BYTES_MAX:
+                break
+    except httpx.DecodingError as problem:
+        return "", f"a body that cannot be decoded: {problem}"
     text = content[:ERROR_BODY_BYTES_MAX].decode("utf-8", "replace")
     try:
         error = httpx.Response(200, text=text).json()["error"]
         return str(error["code"]), str(error["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "", text[:200]
 
 

@@ -6,6 +6,7 @@ does not use up: busy is not wrong.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ MakeRecord = Callable[[], Awaitable[ReleaseRecord]]
 
 # Making a record asks for many answers; it happens once in a service's life, and before anybody waits for this pod.
 RECORDING_SECONDS_MAX: Final = 600.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +103,17 @@ class Gate:
         try:
             async with asyncio.timeout(self._spec.probe_timeout_seconds) as self._budget:
                 await self._run_checks(checks, done)
-        except TimeoutError:
-            failure = self._timed_out(checks[len(done)].name)
+        except TimeoutError as error:
+            name = checks[len(done)].name
+            failure = (
+                self._timed_out(name) if self._budget is not None and self._budget.expired() else _broke(name, error)
+            )
         except CheckFailedError as error:
             failure = error
         except EngineError as error:
             failure = CheckFailedError(Reason.ENGINE_UNREACHABLE, f"The engine did not answer the gate: {error}")
         except Exception as error:  # noqa: BLE001 - whatever happens, a pod that was not proved must not serve
-            failure = CheckFailedError(Reason.STREAM_BROKEN, f"The gate could not finish: {error!r}")
+            failure = _broke(checks[len(done)].name, error)
         finally:
             await self._client.close()
         return build_verdict(
@@ -229,6 +235,12 @@ class Gate:
         return CheckFailedError(
             Reason.PROBE_TIMEOUT, f"Check {name} had not ended when the time budget of {seconds:g} s was used up{last}"
         )
+
+
+def _broke(name: str, error: Exception) -> CheckFailedError:
+    """Our own fault, which says nothing about the pod: whatever a server may do wrong has a reason of its own."""
+    _log.error("The gate broke in check %s", name, exc_info=error)
+    return CheckFailedError(Reason.GATE_FAILED, f"The gate itself broke in check {name}: {error!r}")
 
 
 def own_address(spec: ServingSpec) -> str:

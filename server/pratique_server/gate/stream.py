@@ -7,6 +7,7 @@ server tells it) and the output's ids in
 """
 
 import json
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -24,6 +25,8 @@ ENGINE_ERROR_CODES: Final = ("engine_unavailable",)
 # Fields that must be the same in every chunk of one answer.
 CONSTANT_FIELDS: Final = ("id", "created", "model", "system_fingerprint")
 PAYLOAD_SHOWN_MAX: Final = 300
+# What a tokenizer can be asked for at all.
+ID_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,15 +178,17 @@ class StreamChecker:
         if logprobs is None:
             return
         entries = logprobs.get("content") if isinstance(logprobs, dict) else None
-        for entry in entries or []:
+        for entry in [] if entries is None else entries if isinstance(entries, list) else [None]:
             value = entry.get("logprob") if isinstance(entry, dict) else None
-            if not isinstance(value, int | float) or isinstance(value, bool):
+            if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+                value = float(value)
+            if not isinstance(value, float):
                 self._broken("logprobs.content holds no numbers", expected="one logprob per token")
-            self._logprobs.append(float(value))
+            self._logprobs.append(value)
 
     def _read_ids(self, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or not all(type(token) is int for token in value):
-            self._broken("token ids are not a list of integers", expected="[id, …]")
+        if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= ID_MAX for token in value):
+            self._broken("token ids are not a list of ids", expected="[id, …]")
         return tuple(value)
 
     def _read_object(self, payload: str) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - a pod without a verdict would wait for ever
             # Our own fault, and no verdict: the pod stays out, and says why.
             _log.exception("The gate could not be run")
-            self._fail(Reason.STREAM_BROKEN, f"The gate could not be run: {error!r}")
+            self._fail(Reason.GATE_FAILED, f"The gate could not be run: {error!r}")
             return
         self._tell(verdict)
         if verdict.passed:

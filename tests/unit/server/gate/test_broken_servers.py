@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pratique_contract.constants import PROBE_HEADER, REQUEST_ID_HEADER
 from pratique_contract.reasons import Reason
 from pratique_contract.verdict import Verdict, VerdictResult
+from pratique_server.gate.errors import CheckFailedError
+from pratique_server.gate.stream import StreamChecker
 from tests.support.gates import Chunk, Script, ScriptedServer, ServedPort, make_gate, serving, sse
 from tests.support.releases import make_record
 
@@ -79,6 +83,10 @@ def _swapped(events: Events, first: int, second: int) -> Events:
 
 def _changed(chunk: Chunk, **fields: Any) -> Chunk:
     return {**chunk, **fields}
+
+
+def _with_choice(chunk: Chunk, **fields: Any) -> Chunk:
+    return _changed(chunk, choices=[{**chunk["choices"][0], **fields}])
 
 
 ROLE, A, B, FINISH, USAGE, DONE = SCRIPT.good()
@@ -166,9 +174,22 @@ BROKEN_STREAMS: dict[str, tuple[Events, str]] = {
     ),
     "error event": ([ROLE, A, {"error": {"code": "internal", "message": "boom"}}, DONE], "error internal: boom"),
     "not JSON": ([ROLE, "{", B, FINISH, USAGE, DONE], "not a JSON object"),
+    "log-probabilities that are no list": (
+        [ROLE, _with_choice(A, logprobs={"content": 5}), B, FINISH, USAGE, DONE],
+        "holds no numbers",
+    ),
+    "a log-probability beyond any number": (
+        [ROLE, _with_choice(A, logprobs={"content": [{"logprob": 10**400}]}), B, FINISH, USAGE, DONE],
+        "holds no numbers",
+    ),
+    "an id below zero": ([ROLE, _with_choice(A, token_ids=[-1]), B, FINISH, USAGE, DONE], "not a list of ids"),
+    "an id beyond any vocabulary": (
+        [ROLE, _with_choice(A, token_ids=[2**32]), B, FINISH, USAGE, DONE],
+        "not a list of ids",
+    ),
     "prompt ids withheld": (
         [_changed(ROLE, prompt_token_ids=None), A, B, FINISH, USAGE, DONE],
-        "not a list of integers",
+        "not a list of ids",
     ),
 }
 
@@ -185,6 +206,43 @@ async def test_a_broken_stream_is_named(fault: str) -> None:
 
 def _match(text: str, pattern: str) -> None:
     assert re.search(pattern, text), f"{pattern!r} not in {text!r}"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from _places(inner, (*path, key))
+
+
+def _put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = _put(value[path[0]], path[1:], new)
+    return copy
+
+
+@given(st.data())
+def test_whatever_stands_in_an_event_is_read_or_refused_by_name(data: st.DataObject) -> None:
+    """What a server may get wrong is the server's; a gate that breaks over it would say so of itself."""
+    events = SCRIPT.good()
+    path = data.draw(st.sampled_from([place for place in _places(events[:-1]) if place]))
+    events = _put(events, path, data.draw(JSON))
+    checker = StreamChecker()
+    try:
+        for event in events:
+            checker.feed(event if event == DONE else json.dumps(event))
+        checker.finish()
+    except CheckFailedError:
+        return
 
 
 BROKEN_BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -240,6 +298,13 @@ async def test_an_http_error_is_a_broken_stream(status: int) -> None:
     verdict = await _verdict(_server([], pieces=body, status=status, content_type="application/json"))
     assert verdict.reason is Reason.STREAM_BROKEN
     _match(verdict.message, f"HTTP {status}.*internal: boom")
+
+
+async def test_an_error_body_that_cannot_be_read_is_the_servers() -> None:
+    deep = _server([], pieces=[b"[" * 4000], status=500, content_type="application/json")
+    packed = _server([], pieces=[b"no gzip"], status=500, encoding="gzip")
+    for server in (deep, packed):
+        assert (await _verdict(server)).reason is Reason.STREAM_BROKEN
 
 
 async def test_an_answer_that_is_no_event_stream_is_broken() -> None:

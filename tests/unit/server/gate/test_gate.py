@@ -2,7 +2,9 @@
 
 import json
 import logging
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ReleaseSpec
 from pratique_contract.verdict import Verdict, VerdictResult
 from pratique_server.engine.protocol import EngineDeadError
+from pratique_server.gate.client import ProbeClient
 from pratique_server.gate.conclude import tell_verdict, write_termination_message
+from pratique_server.gate.errors import BusyError, CheckFailedError
 from pratique_server.gate.gate import own_address
 from pratique_server.gate.holder import VerdictHolder
 from pratique_server.gate.record_file import FoundRecord, find_record
@@ -198,9 +202,43 @@ async def test_an_engine_that_does_not_answer_is_unreachable() -> None:
 
 
 async def test_an_error_of_the_gates_own_fails_the_pod_instead_of_passing_it() -> None:
-    verdict = await _verdict(engine=CountingEngine(error=RuntimeError("surprise")))
-    assert verdict.result is VerdictResult.FAIL
-    assert "surprise" in verdict.message
+    for error in (RuntimeError("surprise"), TimeoutError("surprise"), KeyError("surprise")):
+        verdict = await _verdict(engine=CountingEngine(error=error))
+        # Not the server's stream, and not the time budget, which is not used up: whoever looks for either would look in vain.
+        assert (verdict.result, verdict.reason) == (VerdictResult.FAIL, Reason.GATE_FAILED)
+        assert verdict.message.startswith("The gate itself broke in check engine: ")
+        assert "surprise" in verdict.message
+
+
+async def test_a_request_that_the_gate_cannot_send_is_not_the_servers_fault() -> None:
+    (served,) = _PORT
+    server = served.app = _answer(RECORD)
+    client = ProbeClient(base_url=served.url, probe_token="token", model="tiny")
+    try:
+        with pytest.raises(CheckFailedError) as caught:
+            await client.stream(messages=[], max_tokens=1, fingerprint=RECORD.fingerprint, request_id="two\nlines")
+    finally:
+        await client.close()
+    assert caught.value.reason is Reason.GATE_FAILED
+    assert server.requests == []
+
+
+async def test_a_port_that_takes_no_connection_in_time_is_busy_and_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit is the gate's own, and a host that is busy for five seconds says nothing about the release."""
+    monkeypatch.setattr("pratique_server.gate.client.CONNECT_SECONDS_MAX", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as open_connections:
+        address = listener.getsockname()
+        for _ in range(2):  # the queue is full, and further ones are left without an answer
+            waiting = open_connections.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        client = ProbeClient(base_url=f"http://127.0.0.1:{address[1]}", probe_token="token", model="tiny")
+        try:
+            with pytest.raises(BusyError) as caught:
+                await client.stream(messages=[], max_tokens=1, fingerprint=RECORD.fingerprint, request_id="one")
+        finally:
+            await client.close()
+    assert not caught.value.saturated
 
 
 async def test_trust_first_passes_unapproved_when_the_pod_agrees_with_itself() -> None:

@@ -22,6 +22,7 @@ from pratique_server.engine.protocol import (
     EngineError,
     EngineIdentity,
 )
+from pratique_server.gate.record_file import FoundRecord
 from pratique_server.life.loading import Loaded
 from pratique_server.life.verification import Verification
 from pratique_server.text import Tokenizer
@@ -79,6 +80,21 @@ async def test_a_gate_that_ran_out_of_time_is_tried_again(
     async with pod(tiny_model_dir) as it:
         await it.until("readyz", 200)
         assert [(verdict.result, verdict.reason) for verdict in seen] == [(VerdictResult.FAIL, Reason.PROBE_TIMEOUT)]
+
+
+async def test_a_gate_that_cannot_be_run_is_told_as_what_it_is(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> FoundRecord:
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr("pratique_server.life.verification.find_record", broken)
+    async with pod(tiny_model_dir) as it:
+        verdict = await it.verdict()
+        assert (verdict["result"], verdict["reason"]) == ("Fail", "GateFailed")
+        assert "surprise" in verdict["message"]
+        assert (await it.get("readyz"))[0] == 503
+        assert (await it.chat()).status_code == 503
 
 
 async def test_a_release_that_cannot_be_loaded_says_why_and_stays_up(tiny_model_dir: Path, tmp_path: Path) -> None:
