@@ -159,7 +159,7 @@ class Fetcher:
                 pause = attempts.after(error)
                 message = self._redactor.clean(error.message)
                 _log.warning("Trying again in %.1f s: %s: %s", pause, error.reason, message)
-                self.progress.say(f"Trying again in {pause:.0f} s: {message}")
+                self.progress.say(f"Trying again in {pause:.1f} s: {error.reason}: {message}", told=True)
                 self.halt.wait(pause)
 
     # Under the lock

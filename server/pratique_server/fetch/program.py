@@ -77,16 +77,17 @@ def run_fetcher(
         target=_act_in_thread, args=(act, settings, progress, halt, result), name="fetch", daemon=True
     )
     work.start()
-    said, waited, stopping = "", 0.0, 0.0
+    waited, stopping = 0.0, 0.0
     while work.is_alive():
         work.join(_STEP_SECONDS)
         waited += _STEP_SECONDS
         stopping += _STEP_SECONDS if halt.stopped else 0.0
         if stopping >= STOP_SECONDS:  # it waits for a peer that says nothing
             return HaltedError()
-        if waited >= log_seconds and (line := progress.line()) != said:
+        # How far it is, is no news once it has ended: its own last word stands in the log.
+        if waited >= log_seconds and work.is_alive() and (line := progress.news()) is not None:
             _log.info("%s", line)
-            said, waited = line, 0.0
+            waited = 0.0
     return result[0] if result else None
 
 

@@ -28,11 +28,14 @@ class Progress:
         self._counting = False
         self._samples: deque[tuple[float, int]] = deque()
         self._note, self._note_until = "", 0.0
+        self._told = ""
 
-    def say(self, text: str) -> None:
-        """Tell what is being done, where nothing is counted."""
+    def say(self, text: str, *, told: bool = False) -> None:
+        """Tell what is being done, where nothing is counted. ``told``: the log has it already, in words of its own."""
         with self._lock:
             self._text, self._counting = text, False
+            if told:
+                self._told = text
 
     def start(self, text: str, *, total: int | None, done: int = 0) -> None:
         """Begin to count bytes; ``done`` are there already and count for the percentage but not for the rate."""
@@ -63,6 +66,15 @@ class Progress:
             rate = max(0.0, (self._done - before) / (now - since)) if now > since else 0.0
             note = f"; {self._note}" if now < self._note_until else ""
             return f"{self._text}: {describe(self._done, self._total, rate)}{note}"
+
+    def news(self) -> str | None:
+        """The line, where the log does not have it yet: for its only reader, which logs it."""
+        line = self.line()
+        with self._lock:
+            if line == self._told:
+                return None
+            self._told = line
+        return line
 
     def current(self) -> Verdict:
         return Verdict(result=VerdictResult.PENDING, reason=Reason.DOWNLOADING, message=self.line())

@@ -192,14 +192,21 @@ class Transfer:
             except FetchError as error:
                 self._save(job)
                 pause = attempts.after(error, gained=part.done - before)
-                _log.warning("Trying again in %.1f s: %s: %s", pause, error.reason, error.message)
-                if is_rate_limit(error):
-                    self._hold_until = max(self._hold_until, time.monotonic() + pause)
-                    self._progress.note(f"asked to wait {pause:.0f} s", seconds=pause)
+                if not is_rate_limit(error) or self._hold_back(pause):
+                    _log.warning("Trying again in %.1f s: %s: %s", pause, error.reason, error.message)
                 self._halt.wait(pause)
         os.fdatasync(job.descriptor)
         self._save(job)
         self._finish_part(job, part)
+
+    def _hold_back(self, pause: float) -> bool:
+        """Let no connection ask for a while; False when the peer has told another connection just before, and so the log."""
+        with self._changed:
+            now = time.monotonic()
+            first = self._hold_until <= now
+            self._hold_until = max(self._hold_until, now + pause)
+        self._progress.note(f"asked to wait {pause:.0f} s", seconds=pause)
+        return first
 
     def _hold(self) -> None:
         """Wait as long as the peer wants no requests at all."""

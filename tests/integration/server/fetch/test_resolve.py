@@ -239,3 +239,21 @@ def test_an_archive_that_does_not_fit_says_where_it_was_to_go(
     assert result.code == 3
     assert "DiskFull" in result.err
     assert "set TMPDIR" in result.err
+
+
+@pytest.mark.parametrize("command", ["resolve", "fetch"])
+def test_a_retry_is_told_once(place: Place, pratique: Run, command: str) -> None:
+    """The log says it, and the line about the progress, which is logged too, is the same news."""
+    place.hub.faults.append(Fault(path="/api/models/*", times=1, status=429, headers={"Retry-After": "2"}))
+    folder = (place.path,) if command == "fetch" else ()
+    result = pratique(command, f"hf://{NAME}@{place.commit}", *folder, "--hub-endpoint", place.hub.url)
+    assert result.code == 0, result.err
+    assert len([line for line in result.err.splitlines() if line.startswith("Trying again")]) == 1, result.err
+
+
+def test_a_rate_limit_of_all_connections_is_told_once(place: Place, pratique: Run) -> None:
+    place.hub.faults.append(Fault(path="/*/resolve/*", times=4, status=429, headers={"Retry-After": "2"}))
+    result = pratique("fetch", f"hf://{NAME}@{place.commit}", place.path, "--hub-endpoint", place.hub.url)
+    assert result.code == 0, result.err
+    assert len([line for line in result.err.splitlines() if line.startswith("Trying again")]) == 1, result.err
+    assert result.err.splitlines()[-1].startswith("Fetched "), result.err
