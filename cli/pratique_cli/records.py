@@ -146,6 +146,11 @@ def read_source(path: Path) -> Source:
     from pratique_contract.constants import RECORD_FILE, RECORD_SIGNATURE_FILE
     from pratique_contract.signature import signature_name
 
+    if path.is_dir():
+        raise CliError(
+            f"{path} is a folder; this takes the file of a record or manifest, as `pratique release record --model {path} --output FILE` "
+            "(or build) writes it"
+        )
     text = read_text(path)
     if text.lstrip().startswith("{") and '"ConfigMap"' not in text:
         beside = path.with_name(signature_name(path.name))

@@ -59,8 +59,6 @@ def choose_spec(
         _refuse("--config is a whole document", {**files, "--image": image, **numeric})
         return read_config(config)
     assert model is not None  # one of the two, checked above
-    if not model.is_dir():
-        raise CliError(f"The model folder {model} does not exist")
     template = None if chat_template is None else read_text(chat_template)
     adapters = parse_adapters(adapter or ())
     if service is not None:
@@ -86,6 +84,21 @@ def choose_spec(
         max_model_len=max_model_len,
         name=name,
     )
+
+
+def require_folders(spec: "ServingSpec") -> None:
+    """Raise ``CliError`` when the model's or the tokenizer's folder lacks what every load needs: before minutes of loading, and naming
+    the file."""
+    try:
+        from pratique_server.artifacts.errors import FolderError
+        from pratique_server.artifacts.folders import require_model_folder, require_tokenizer_folder
+    except ImportError as error:
+        raise missing_extra("server", error) from error
+    try:
+        require_model_folder(Path(spec.model.path))
+        require_tokenizer_folder(Path((spec.tokenizer or spec.model).path))
+    except FolderError as error:
+        raise CliError(str(error)) from error
 
 
 def _refuse(why: str, options: Mapping[str, object]) -> None:
@@ -253,5 +266,7 @@ def read_text(path: Path) -> str:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return file.read()
+    except IsADirectoryError as error:
+        raise CliError(f"{path} is a folder, and a file is needed here") from error
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error

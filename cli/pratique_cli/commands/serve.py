@@ -41,7 +41,7 @@ def serve(
     ] = None,
 ) -> None:
     """Load a model, prove its release through its own HTTP path, then serve it."""
-    from pratique_cli.specs import choose_spec
+    from pratique_cli.specs import choose_spec, require_folders
 
     spec = choose_spec(
         config=config,
@@ -60,7 +60,9 @@ def serve(
     if config is None and record is None and not trust_first:
         raise CliError("Give the approved --record FILE, or --trust-first to serve unapproved", code=EXIT_USAGE)
     if record is not None and not record.is_file():
-        raise CliError(f"The release record {record} does not exist")
+        raise CliError(f"The release record {record} {'is a folder' if record.is_dir() else 'does not exist'}")
+    if config is None:  # with a document it serves its reason, as a pod must
+        require_folders(spec)
     changes: dict[str, Any] = {"host": host or ("127.0.0.1" if config is None else spec.host)}
     if port is not None:
         changes["api_port"] = port

@@ -1,6 +1,7 @@
 """What making or checking a release raises.
 
 ReleaseError
+├── FolderError     a folder lacks what every load needs
 ├── ManifestError   what was loaded cannot be described as a release
 └── RecordingError  no golden record can be made of this release
 """
@@ -8,6 +9,10 @@ ReleaseError
 
 class ReleaseError(Exception):
     """Base; the message is a sentence a person can act on."""
+
+
+class FolderError(ReleaseError):
+    """A folder lacks what every load needs, or holds something else under its name."""
 
 
 class ManifestError(ReleaseError):

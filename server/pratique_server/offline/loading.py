@@ -8,7 +8,7 @@ from pratique_contract.manifest import ReleaseManifest
 from pratique_contract.record import ReleaseRecord
 from pratique_contract.serving import ServingSpec
 from pratique_server.engine.local import start_local_engine
-from pratique_server.engine.protocol import Engine, EngineIdentity
+from pratique_server.engine.protocol import Engine, EngineIdentity, LoadError
 from pratique_server.gate.making import add_outputs, engine_generate, make_record
 from pratique_server.release.builder import build_manifest
 from pratique_server.release.recorder import Generate, Progress
@@ -33,7 +33,7 @@ async def load_release(spec: ServingSpec) -> AsyncIterator[LoadedRelease]:
     ``TemplateError`` or ``ManifestError`` with a sentence."""
     template = load_chat_template(spec)
     tokenizer = Tokenizer.load((spec.tokenizer or spec.model).path)
-    engine = await start_local_engine(spec)
+    engine = await _start_engine(spec)
     try:
         identity = await engine.identity()
         yield LoadedRelease(
@@ -44,6 +44,16 @@ async def load_release(spec: ServingSpec) -> AsyncIterator[LoadedRelease]:
         )
     finally:
         await engine.close()
+
+
+async def _start_engine(spec: ServingSpec) -> Engine:
+    """The engine names the file and not the folder: a pod has one, a person on a desk may have given several."""
+    try:
+        return await start_local_engine(spec)
+    except LoadError as error:
+        if error.part == "adapters":  # these name theirs
+            raise
+        raise LoadError(f"{spec.model.path}: {error}", part=error.part) from error
 
 
 async def build_release(spec: ServingSpec) -> ReleaseManifest:

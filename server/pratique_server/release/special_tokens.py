@@ -55,18 +55,18 @@ def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return {}
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ManifestError(f"{path.name} is larger than {CONFIG_BYTES_MAX} bytes")
+            raise ManifestError(f"{path} is larger than {CONFIG_BYTES_MAX} bytes")
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise ManifestError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ManifestError(f"{path} cannot be read: {error.strerror or error}") from error
     except JSON_ERRORS as error:
-        raise ManifestError(f"{path.name} is not JSON: {error}") from error
+        raise ManifestError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ManifestError(f"{path.name} holds a {type(value).__name__}, not an object")
+        raise ManifestError(f"{path} holds a {type(value).__name__}, not an object")
     return value
 
 

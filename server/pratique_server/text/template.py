@@ -39,12 +39,14 @@ class ChatTemplate:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise TemplateError(f"The chat template is not valid Unicode: {_shorten(error)}") from error
+            raise TemplateError(f"The chat template ({origin}) is not valid Unicode: {_shorten(error)}") from error
         try:
             self._variables = meta.find_undeclared_variables(environment.parse(text))
             self._template = environment.from_string(text)
         except (jinja2.TemplateError, RecursionError) as error:
-            raise TemplateError(f"The chat template is not valid: {_shorten(error)}") from error
+            raise TemplateError(
+                f"The chat template ({origin}) is not valid: {_shorten(error)}{_line(error)}"
+            ) from error
 
     @property
     def sha256(self) -> str:
@@ -101,7 +103,7 @@ def load_chat_template(spec: ServingSpec) -> ChatTemplate | None:
         return ChatTemplate(_read_text(Path(spec.chat_template_path)), "spec")
     folder = Path(spec.tokenizer.path if spec.tokenizer is not None else spec.model.path)
     file = folder / TEMPLATE_FILE
-    if file.is_file():
+    if file.exists() or file.is_symlink():  # one that cannot be read is no absent one: another template would be served
         return ChatTemplate(_read_text(file), TEMPLATE_FILE)
     text = _template_of_tokenizer_config(folder / TOKENIZER_CONFIG_FILE)
     return None if text is None else ChatTemplate(text, TOKENIZER_CONFIG_FILE)
@@ -113,16 +115,16 @@ def _read_text(file: Path) -> str:
         with file.open(encoding="utf-8", newline="") as stream:
             return stream.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise TemplateError(f"The chat template file {file.name} cannot be read: {_shorten(error)}") from error
+        raise TemplateError(f"The chat template file {file} cannot be read: {_why(error)}") from error
 
 
 def _template_of_tokenizer_config(file: Path) -> str | None:
-    if not file.is_file():
+    if not file.exists() and not file.is_symlink():
         return None
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, *JSON_ERRORS) as error:
-        raise TemplateError(f"{file.name} cannot be read: {_shorten(error)}") from error
+        raise TemplateError(f"{file} cannot be read: {_why(error)}") from error
     value = config.get("chat_template") if isinstance(config, dict) else None
     if isinstance(value, str):
         return value
@@ -148,6 +150,15 @@ def _plain(value: Any) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     raise TemplateError(f"A message holds a value that is not JSON ({type(value).__name__})", param="messages")
+
+
+def _why(error: Exception) -> str:
+    """Without the path, which an error of the file system repeats."""
+    return (isinstance(error, OSError) and error.strerror) or _shorten(error)
+
+
+def _line(error: Exception) -> str:
+    return f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
 
 
 def _shorten(error: Exception) -> str:

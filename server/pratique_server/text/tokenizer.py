@@ -11,8 +11,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from pratique_server.artifacts.errors import ManifestError
+from pratique_server.artifacts.errors import FolderError, ManifestError
 from pratique_server.artifacts.files import LoadedFile, hash_json_bytes
+from pratique_server.artifacts.folders import require_tokenizer_folder
 from pratique_server.artifacts.tokenizer_files import TOKENIZER_CONFIG_FILE, TokenizerFiles, read_tokenizer_files
 from pratique_server.imports import import_large
 
@@ -45,9 +46,11 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         folder = Path(path)
-        if not folder.is_dir():
-            raise TokenizerError(f"The tokenizer folder {folder} does not exist")
-        before = _read_files(folder)
+        try:
+            before = _read_files(folder)
+        except TokenizerError:
+            _explain_folder(folder)
+            raise
         try:
             loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the libraries below raise anything, even bare Exception, for a broken file
@@ -56,6 +59,7 @@ class Tokenizer:
                     f"The tokenizer in {folder} names code of its own (auto_map in {TOKENIZER_CONFIG_FILE}), which is never "
                     "run, not even with trustRemoteCode. Serve one that a class of the library can load"
                 ) from error
+            _explain_folder(folder)
             raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
         if not getattr(loaded, "is_fast", False):
             raise TokenizerError(f"The tokenizer in {folder} has no fast form (tokenizer.json), which serving needs")
@@ -152,6 +156,14 @@ def _read_files(folder: Path) -> TokenizerFiles:
         return read_tokenizer_files(folder)
     except (ManifestError, OSError) as error:
         raise TokenizerError(f"The tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+
+
+def _explain_folder(folder: Path) -> None:
+    """Raise what the folder itself is to blame for: the library's own sentence names no file, or the wrong one."""
+    try:
+        require_tokenizer_folder(folder)
+    except FolderError as error:
+        raise TokenizerError(str(error)) from error
 
 
 def _names_code(folder: Path) -> bool:

@@ -54,10 +54,12 @@ class ReleaseOptions:
 
     def spec(self) -> "ServingSpec":
         """The serving document; raises ``CliError`` for options that contradict each other."""
-        from pratique_cli.specs import choose_spec
+        from pratique_cli.specs import choose_spec, require_folders
 
         try:
-            return choose_spec(**{f.name: getattr(self, f.name) for f in fields(self) if f.name != "prefix"})
+            spec = choose_spec(**{f.name: getattr(self, f.name) for f in fields(self) if f.name != "prefix"})
+            require_folders(spec)
+            return spec
         except CliError as error:
             # The sentences name plain options; a review has them twice.
             raise CliError(re.sub(r"--(?=[a-z])", f"--{self.prefix}", str(error)), code=error.code) from error

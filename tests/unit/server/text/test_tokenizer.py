@@ -261,5 +261,6 @@ def test_a_tokenizers_own_code_is_refused_by_the_field_that_names_it(tiny_model_
 def test_a_folder_without_a_tokenizer_is_refused_with_the_whole_sentence(tmp_path: Path) -> None:
     """The library's first line ends in a colon: what it looked for comes in the lines after it."""
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "vocab.txt").write_text("a\n")  # not what this class is made of
     with pytest.raises(TokenizerError, match=r"from one of:.+tokenizers"):
         Tokenizer.load(tmp_path)
