@@ -6,19 +6,12 @@ from typing import Annotated
 
 import typer
 
-from pratique_cli.downloads import (
-    CodeOption,
-    ConnectionsOption,
-    CredentialsOption,
-    HubOption,
-    S3Option,
-    S3RegionOption,
-    TokenizerOnlyOption,
-    make_download,
-)
 from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
+from pratique_cli.options import takes_options
+from pratique_cli.source_options import SourceOptions
 
 
+@takes_options(SourceOptions, "source")
 def fetch(
     uri: Annotated[
         str | None,
@@ -31,13 +24,8 @@ def fetch(
     revision: Annotated[
         str | None, typer.Option(help="Commit, or sha256:… (the archive's for https). Default: what the URI names.")
     ] = None,
-    credentials: CredentialsOption = None,
-    hub_endpoint: HubOption = None,
-    s3_endpoint: S3Option = None,
-    s3_region: S3RegionOption = None,
-    connections: ConnectionsOption = 8,
-    tokenizer_only: TokenizerOnlyOption = False,
-    code: CodeOption = False,
+    *,
+    source: SourceOptions,
 ) -> None:
     """Fetch a source into a folder. Again on the same folder: check every byte, repair what is damaged, else do nothing."""
     given = (uri, directory) if config is None else (None, None)
@@ -54,16 +42,14 @@ def fetch(
         raise typer.Exit(program.run_document(config))
     if given[0] is None or given[1] is None:
         raise CliError("Give URI and DIR, or --config FILE", code=EXIT_USAGE)
-    download = make_download(
-        credentials=credentials,
-        hub_endpoint=hub_endpoint,
-        s3_endpoint=s3_endpoint,
-        s3_region=s3_region,
-        connections=connections,
-    )
     try:
         person.fetch_for_person(
-            given[0], given[1], revision=revision, download=download, weights=not tokenizer_only, code=code
+            given[0],
+            given[1],
+            revision=revision,
+            download=source.download(),
+            weights=not source.tokenizer_only,
+            code=source.code,
         )
     except person.PersonError as error:
         raise CliError(str(error)) from error

@@ -5,23 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pratique_cli.downloads import (
-    CodeOption,
-    ConnectionsOption,
-    CredentialsOption,
-    HubOption,
-    S3Option,
-    S3RegionOption,
-    TokenizerOnlyOption,
-    make_download,
-)
 from pratique_cli.errors import CliError, missing_extra
+from pratique_cli.options import takes_options
 from pratique_cli.printing import Format, emit, note, to_yaml
+from pratique_cli.source_options import SourceOptions
 
 if TYPE_CHECKING:
     from pratique_server.fetch.resolve import Resolved
 
 
+@takes_options(SourceOptions, "source")
 def resolve(
     uri: Annotated[
         str,
@@ -33,13 +26,8 @@ def resolve(
         str | None, typer.Option(help="Branch or tag, when the URI names none. Default for the hub: main.")
     ] = None,
     form: Annotated[Format, typer.Option("--format", "-o", help="text: the two lines of a manifest.")] = Format.TEXT,
-    credentials: CredentialsOption = None,
-    hub_endpoint: HubOption = None,
-    s3_endpoint: S3Option = None,
-    s3_region: S3RegionOption = None,
-    connections: ConnectionsOption = 8,
-    tokenizer_only: TokenizerOnlyOption = False,
-    code: CodeOption = False,
+    *,
+    source: SourceOptions,
 ) -> None:
     """Print uri and revision as spec.model, an adapter or spec.tokenizer takes them: what a moving name stands for now. An https://
     archive is read whole for its digest (into TMPDIR, and removed)."""
@@ -48,16 +36,13 @@ def resolve(
         from pratique_server.fetch import person
     except ImportError as error:
         raise missing_extra("server", error) from error
-    download = make_download(
-        credentials=credentials,
-        hub_endpoint=hub_endpoint,
-        s3_endpoint=s3_endpoint,
-        s3_region=s3_region,
-        connections=connections,
-    )
     try:
         found = person.resolve_for_person(
-            uri, revision=revision, download=download, weights=not tokenizer_only, code=code
+            uri,
+            revision=revision,
+            download=source.download(),
+            weights=not source.tokenizer_only,
+            code=source.code,
         )
     except person.PersonError as error:
         raise CliError(str(error)) from error

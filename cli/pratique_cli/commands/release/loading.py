@@ -11,7 +11,6 @@ from pratique_cli.commands.release.options import (
     OutputOption,
     RecordFormat,
     ReleaseOptions,
-    takes_releases,
 )
 from pratique_cli.commands.release.output import (
     describe_manifest,
@@ -23,6 +22,7 @@ from pratique_cli.commands.release.output import (
 )
 from pratique_cli.errors import EXIT_NO, EXIT_USAGE, CliError
 from pratique_cli.offline import run_offline
+from pratique_cli.options import takes_options
 from pratique_cli.pod_records import ManagementPort, at_url, obtain_record
 from pratique_cli.printing import Format, emit, note, say
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pratique_contract.verdict import Verdict
 
 
-@takes_releases("release")
+@takes_options(ReleaseOptions, "release")
 def build(
     release: ReleaseOptions,
     output: OutputOption = None,
@@ -43,7 +43,7 @@ def build(
     write(text, output)
 
 
-@takes_releases("release")
+@takes_options(ReleaseOptions, "release")
 def record(
     release: ReleaseOptions,
     output: OutputOption = None,
@@ -174,7 +174,7 @@ def _default_name(release: ReleaseOptions) -> str:
     return map_name(release.spec().service)
 
 
-@takes_releases("release")
+@takes_options(ReleaseOptions, "release")
 def verify(
     release: ReleaseOptions,
     record_file: Annotated[Path, typer.Option("--record", help="The record to prove.")],

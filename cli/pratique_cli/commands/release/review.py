@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pratique_cli.commands.release.options import ReleaseOptions, takes_releases
+from pratique_cli.commands.release.options import ReleaseOptions
 from pratique_cli.commands.release.output import write
 from pratique_cli.errors import EXIT_USAGE, CliError
+from pratique_cli.options import takes_options
 from pratique_cli.printing import Format, emit, note
 
 if TYPE_CHECKING:
     from pratique_cli.review.sides import Sides
 
 
-@takes_releases("reference", "candidate")
+@takes_options(ReleaseOptions, "reference", "candidate", prefixed=True)
 def review(
     reference_file: Annotated[Path, typer.Argument(metavar="REFERENCE", help="Record or manifest of what serves now.")],
     candidate_file: Annotated[
