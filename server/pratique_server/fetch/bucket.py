@@ -34,7 +34,7 @@ from minio.error import MinioException, S3Error
 from pratique_contract.canonical import digest_json
 from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.errors import CorruptError, FetchError, NotFoundError
-from pratique_server.fetch.hashing import Checksum
+from pratique_server.fetch.hashing import Algorithm, Checksum
 from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport
 from pratique_server.fetch.proxies import proxy_for
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
@@ -46,6 +46,8 @@ DEFAULT_ENDPOINT: Final = "https://s3.amazonaws.com"
 DEFAULT_REGION: Final = "us-east-1"
 URL_LIFETIME: Final = timedelta(hours=1)
 OBJECTS_MAX: Final = 10_000
+# What S3 may keep of a whole object, the strongest first.
+CHECKSUMS: Final[tuple[Algorithm, ...]] = ("sha256", "sha1", "crc64nvme", "crc32c", "crc32")
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _STATUS: Final = re.compile(r"(?:status code|Response code:) (\d{3})")
 # What minio raises; a body that is no XML comes through as the parser's own error.
@@ -217,7 +219,7 @@ def choose_checksum(etag: str, headers: dict[str, str]) -> Checksum | None:
     """The strongest checksum of the whole object that the store gives."""
     prefix = "x-amz-checksum-"
     if headers.get(f"{prefix}type", "FULL_OBJECT") == "FULL_OBJECT":
-        for algorithm in ("sha256", "sha1", "crc32"):
+        for algorithm in CHECKSUMS:
             value = headers.get(f"{prefix}{algorithm}", "")
             if value and "-" not in value:  # "value-N" is a checksum of the checksums of N parts
                 return Checksum.of_base64(algorithm, value)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from awscrt import checksums
 
 from pratique_contract.manifest import FileEntry
 from pratique_contract.reasons import Reason
@@ -94,6 +95,31 @@ def test_the_store_s_own_checksum_is_what_an_object_is_held_against(
     assert receipt is not None
     (version,) = [entry.version for entry in receipt.files if entry.path == WEIGHTS]
     assert version.endswith(f"sha256:{digest.hexdigest()}")
+
+
+@pytest.mark.parametrize("algorithm", ["crc64nvme", "crc32c"])
+def test_the_checksum_that_clients_leave_with_large_objects_is_computed(
+    server: s3.S3, prefix: str, origin: Path, tmp_path: Path, algorithm: str
+) -> None:
+    """The ETag of an object that came in parts says nothing of its bytes: this is all the store knows of the whole."""
+    name = f"x-amz-checksum-{algorithm}"
+    content = (origin / WEIGHTS).read_bytes()
+    value = getattr(checksums, algorithm)(content).to_bytes(8 if algorithm == "crc64nvme" else 4, "big")
+    target = make_target(prefix, tmp_path)
+
+    def upload(checksum: bytes) -> None:
+        headers: Any = {name: base64.b64encode(checksum).decode(), "x-amz-sdk-checksum-algorithm": algorithm.upper()}
+        server.client.put_object(BUCKET, f"{prefix}{WEIGHTS}", io.BytesIO(content), len(content), metadata=headers)
+
+    upload(bytes(len(value)))
+    error = failure(target, settings_for(server))
+    assert error.reason is Reason.DOWNLOAD_CORRUPT
+    assert f"{WEIGHTS} is {algorithm}:{value.hex()}; the source says" in error.message
+    upload(value)
+    fetch(target, settings_for(server))
+    receipt = Store(target.path).read_receipt()
+    assert receipt is not None
+    assert [e.version.partition(" ")[2] for e in receipt.files if e.path == WEIGHTS] == [f"{algorithm}:{value.hex()}"]
 
 
 def test_an_object_that_was_replaced_is_fetched_anew_and_the_others_are_kept(
@@ -296,6 +322,12 @@ MD5 = "0" * 32
         (MD5, {"x-amz-checksum-sha256": f"{SHA256}-3"}, Checksum("md5", MD5)),
         (f"{MD5}-3", {"x-amz-checksum-type": "COMPOSITE", "x-amz-checksum-sha256": SHA256}, None),
         (f"{MD5}-3", {}, None),
+        (f"{MD5}-3", {"x-amz-checksum-type": "COMPOSITE", "x-amz-checksum-crc32c": "AAAAAA=="}, None),
+        (
+            f"{MD5}-3",
+            {"x-amz-checksum-type": "FULL_OBJECT", "x-amz-checksum-crc64nvme": "rosUhgp5mIg="},
+            Checksum("crc64nvme", "ae8b14860a799888"),
+        ),
         (MD5, {"x-amz-server-side-encryption": "aws:kms"}, None),
         (MD5, {"x-amz-server-side-encryption": "AES256"}, Checksum("md5", MD5)),
         (MD5, {"x-amz-server-side-encryption-customer-algorithm": "AES256"}, None),
