@@ -5,13 +5,17 @@ levels down: what is extracted keeps its folders at first, then the one folder t
 """
 
 import os
+import re
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path
 from typing import Final, cast
+
+from backports.zstd import DecompressionParameter, ZstdError, ZstdFile
 
 from pratique_server.artifacts.files import PICKLE_SUFFIXES
 from pratique_server.fetch.errors import CorruptError, DiskFullError, FetchError
@@ -32,6 +36,10 @@ MEMBERS_MAX: Final = 1_000_000
 UNPACKED_TIMES_MAX: Final = 50
 UNPACKED_SPARE_BYTES: Final = 64 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 1024 * 1024
+# A frame says itself how much memory it wants: at most this power of two, as `zstd -d` gives it.
+ZSTD_WINDOW_LOG_MAX: Final = 27
+# A frame, or one to be skipped (an index of files, in the layers that have one).
+_ZSTD: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 # What tells a model's (or adapter's) folder, beside its weights, and a tokenizer's.
 _MODEL_MARKERS: Final = frozenset({"config.json", "adapter_config.json"})
 _TOKENIZER_MARKERS: Final = frozenset(
@@ -67,7 +75,7 @@ def extract(archive: Path, target: Path, *, room: Callable[[], int], on_bytes: C
     try:
         # Reading as a stream: nothing is sought for, and no index of millions of members is kept.
         bytes_max = UNPACKED_SPARE_BYTES + UNPACKED_TIMES_MAX * archive.stat().st_size
-        with tarfile.open(archive, mode="r|*", tarinfo=_PlainTarInfo) as tar:
+        with _open(archive) as tar:
             for count, member in enumerate(tar):
                 # Also what is passed over has to be decompressed, and nobody could stop it meanwhile.
                 bytes_max -= member.size
@@ -79,13 +87,30 @@ def extract(archive: Path, target: Path, *, room: Callable[[], int], on_bytes: C
                 if why is not None:
                     left_out[member.name[:200]] = why
                 tar.members = []  # type: ignore[attr-defined]  # the library would remember every one
-    except (tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, LZMAError, ZstdError) as error:
         raise CorruptError(f"The archive is not a tar archive that can be read: {error}") from error
     except OSError as error:
         if "gzip" in str(error) or "Invalid data stream" in str(error):
             raise CorruptError(f"The archive cannot be decompressed: {error}") from error
         raise
     return left_out
+
+
+@contextmanager
+def _open(archive: Path) -> Iterator[tarfile.TarFile]:
+    """The members in their order, whatever the archive is compressed with; its first bytes tell."""
+    with archive.open("rb") as file:
+        zstd = _ZSTD.match(file.read(4)) is not None
+    if not zstd:
+        with tarfile.open(archive, mode="r|*", tarinfo=_PlainTarInfo) as tar:
+            yield tar
+        return
+    options: dict[int, int] = {DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
+    with (
+        ZstdFile(archive, options=options) as plain,
+        tarfile.open(fileobj=plain, mode="r|", tarinfo=_PlainTarInfo) as tar,
+    ):
+        yield tar
 
 
 def _extract_member(

@@ -23,7 +23,7 @@ from pratique_server.fetch.uris import OciSource
 TITLE_ANNOTATION: Final = "org.opencontainers.image.title"
 UNPACK_ANNOTATION: Final = "io.deis.oras.content.unpack"
 MODELPACK_ANNOTATION: Final = "org.cncf.model.filepath"
-ARCHIVE_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz")
+ARCHIVE_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 LAYERS_MAX: Final = 1024
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -120,8 +120,6 @@ def _file(layer: Any, index: int, name: str) -> RemoteFile | None:
         # A titled layer is the file itself, whatever its media type: clients push plain files as "…layer.v1.tar".
         or (title is None and ".tar" in media_type)
     )
-    if archive and "zstd" in media_type:
-        raise FetchError(f"Layer {index} of {name} is compressed with zstd; push it with gzip or uncompressed")
     if not archive and path is None:
         return None
     return RemoteFile(

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backports import zstd
 
 from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec
+from pratique_server.fetch.archive import ZSTD_WINDOW_LOG_MAX
 from pratique_server.fetch.registry import TRIES_MAX
 from pratique_server.fetch.secrets import Credentials
 from pratique_server.fetch.targets import Target
@@ -191,10 +193,47 @@ def test_a_tag_is_not_enough(registry: Registry, path: Path) -> None:
     assert "named by digest" in error.message
 
 
-def test_the_newest_compression_is_refused_in_a_sentence(registry: Registry, path: Path) -> None:
-    layer = Layer(b"\x28\xb5\x2f\xfd", "application/vnd.oci.image.layer.v1.tar+zstd")
-    error = failure(make_target(registry, registry.push(layer), path), make_settings())
-    assert "zstd" in error.message
+ZSTD_LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
+
+
+def zstd_layer(files: dict[str, bytes]) -> Layer:
+    return Layer(zstd.compress(make_tar(files, mode="w")), ZSTD_LAYER)
+
+
+def test_layers_compressed_with_zstd_are_unpacked_beside_others(registry: Registry, path: Path) -> None:
+    weights = zstd_layer({"models/model.safetensors": WEIGHTS})
+    texts = image_layer({f"models/{name}": FILES[name] for name in FILES if name != "model.safetensors"})
+    packed = Layer(
+        zstd.compress(make_tar({"models/added_tokens.json": b"{}"}, mode="w")),
+        annotations={"org.opencontainers.image.title": "more.tar.zst"},
+    )
+    fetch(make_target(registry, registry.push(weights, texts, packed), path), make_settings())
+    assert content_of(path) == {**FILES, "added_tokens.json": b"{}"}
+
+
+def test_a_layer_in_many_frames_with_an_index_is_unpacked(registry: Registry, path: Path) -> None:
+    """Builders write such layers so that parts of them can be fetched alone; what they skip may come first, too."""
+    tar = make_tar({f"models/{name}": content for name, content in FILES.items()}, mode="w")
+    skipped = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"toc"
+    frames = [zstd.compress(tar[at : at + 10_000]) for at in range(0, len(tar), 10_000)]
+    digest = registry.push(Layer(skipped + b"".join(frames) + skipped, ZSTD_LAYER))
+    fetch(make_target(registry, digest, path), make_settings())
+    assert content_of(path) == FILES
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "wide"])
+def test_a_zstd_layer_that_cannot_be_unpacked_is_corrupt_and_nothing_is_published(
+    registry: Registry, path: Path, damage: str
+) -> None:
+    """A frame may also want more memory than its reader has: it says so in its header."""
+    tar = make_tar({f"m/{name}": content for name, content in FILES.items()}, mode="w")
+    whole = zstd.compress(tar)
+    wider = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: ZSTD_WINDOW_LOG_MAX + 1})
+    wide = wider.compress(tar) + wider.flush()  # in one call it would know that there is no need
+    content = {"cut": whole[:-20], "garbage": whole[:30] + b"garbage" + whole[37:], "wide": wide}[damage]
+    error = failure(make_target(registry, registry.push(Layer(content, ZSTD_LAYER)), path), make_settings())
+    assert error.reason is Reason.DOWNLOAD_CORRUPT, error.message
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("name", ["../evil.json", "/etc/evil.json", "a\nb.json", "config.json/../../evil.json"])
