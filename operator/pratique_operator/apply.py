@@ -14,6 +14,7 @@ from pratique_operator.desired.revision import Target
 from pratique_operator.drift import contains, find_excess, name_fields
 from pratique_operator.errors import ChildConflictError, ConflictError, NotFoundError
 from pratique_operator.kinds import Kind
+from pratique_operator.network import NetworkAccess
 from pratique_operator.observe import Snapshot, children_of, is_owned
 from pratique_operator.release.trust import declared_of, stale_config_maps
 from pratique_operator.rollout.planner import Plan
@@ -23,10 +24,12 @@ LOG = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 
 
-def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) -> int:
-    """Carry out the plan; returns the number of writes. What adds comes first, what takes away last, so that a crash in between
-    leaves more than is wanted, never less."""
+def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, network: NetworkAccess | None, now: str) -> int:
+    """Carry out the plan; returns the number of writes. ``network`` None: no NetworkPolicy may be there. What adds comes first, what
+    takes away last, so that a crash in between leaves more than is wanted, never less."""
     writes = _keep_offers(cluster, snapshot)
+    for kind, manifest in _guards(snapshot, network):
+        writes += _apply(cluster, snapshot, kind, manifest)
     if snapshot.target is not None and snapshot.spec is not None:
         for kind, manifest in _additions(snapshot, plan, snapshot.target, snapshot.spec, now=now):
             writes += _apply(cluster, snapshot, kind, manifest)
@@ -37,7 +40,7 @@ def apply_plan(cluster: Cluster, snapshot: Snapshot, plan: Plan, *, now: str) ->
             writes += _adjust(cluster, snapshot, plan, revision, now=now)
     for revision in plan.remove:
         writes += _remove(cluster, snapshot, revision)
-    return writes + _forget_stale(cluster, snapshot, plan)
+    return writes + _forget_stale(cluster, snapshot, plan) + _open_up(cluster, snapshot, network)
 
 
 def _keep_offers(cluster: Cluster, snapshot: Snapshot) -> int:
@@ -65,6 +68,19 @@ def _forget_stale(cluster: Cluster, snapshot: Snapshot, plan: Plan) -> int:
     stay = set(snapshot.deployments()) - set(plan.remove)
     stale = stale_config_maps(snapshot.children, revisions=stay, wanted=target.declared, named=target.record_ref)
     return sum(_delete(cluster, snapshot, kinds.CONFIG_MAP, child) for child in stale)
+
+
+def _guards(snapshot: Snapshot, network: NetworkAccess | None) -> list[tuple[Kind, Manifest]]:
+    """Before the first pod, and whatever the spec says by now."""
+    if network is None or (snapshot.target is None and not snapshot.deployments()):
+        return []
+    return [(kinds.NETWORK_POLICY, build.build_network_policy(snapshot.owner, network))]
+
+
+def _open_up(cluster: Cluster, snapshot: Snapshot, network: NetworkAccess | None) -> int:
+    """Whoever installs the operator does not want the policy any more."""
+    policy = snapshot.children.get((kinds.NETWORK_POLICY.kind, names.entry(snapshot.key.name)))
+    return 0 if network is not None or policy is None else _delete(cluster, snapshot, kinds.NETWORK_POLICY, policy)
 
 
 def _additions(

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
+from pratique_operator.network import NetworkAccess, parse_access
+
 _Text = TypeVar("_Text", bound=str)
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
@@ -19,6 +21,7 @@ class OperatorConfig:
 
     ``operator_name`` selects the services labelled with it; empty: those without the label, so that two operators can share a cluster.
     ``require_signature``: serve signed releases only; ``signature_keys`` (PEM) are keys one of which must have signed every one.
+    ``network`` None: no NetworkPolicy is made.
     ``verdict_access``: ``Direct`` reads a pod's verdict from its address (inside the cluster), ``Proxy`` through the API server.
     """
 
@@ -29,6 +32,7 @@ class OperatorConfig:
     signature_keys: str = ""
     watch_namespaces: tuple[str, ...] = ()
     operator_name: str = ""
+    network: NetworkAccess | None = None
     verdict_access: Literal["Direct", "Proxy"] = "Direct"
     resync_seconds: float = 300.0
     retry_seconds: float = 10.0
@@ -60,6 +64,7 @@ def read_config(environment: Mapping[str, str]) -> OperatorConfig:
             filter(None, environment.get("PRATIQUE_WATCH_NAMESPACES", "").replace(",", " ").split())
         ),
         operator_name=environment.get("PRATIQUE_OPERATOR_NAME", default.operator_name),
+        network=_network(environment.get("PRATIQUE_NETWORK_POLICY", "")),
         verdict_access=_choice(
             environment, "PRATIQUE_VERDICT_ACCESS", "Direct" if in_cluster else "Proxy", ("Direct", "Proxy")
         ),
@@ -100,6 +105,13 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     if not 0 < value < 86400:
         raise ConfigError(f"{name} is {value}; it must be between 0 and 86400 seconds")
     return value
+
+
+def _network(text: str) -> NetworkAccess | None:
+    try:
+        return parse_access(text)
+    except ValueError as error:
+        raise ConfigError(f"PRATIQUE_NETWORK_POLICY cannot be meant: {error}") from error
 
 
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:

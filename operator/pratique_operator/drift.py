@@ -25,6 +25,7 @@ _CONTAINERS: Final = ("initContainers", "containers")
 _EXACT: Final[Mapping[str, frozenset[Path]]] = {
     kinds.SERVICE.kind: frozenset({("spec", "selector")}),
     kinds.POD_DISRUPTION_BUDGET.kind: frozenset({("spec", "selector")}),
+    kinds.NETWORK_POLICY.kind: frozenset({("spec",)}),
     kinds.DEPLOYMENT.kind: frozenset(
         {
             ("spec", "template", "metadata", "labels"),

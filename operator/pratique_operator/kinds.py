@@ -45,10 +45,11 @@ SECRET: Final = Kind("v1", "Secret", "secrets")
 POD: Final = Kind("v1", "Pod", "pods")
 EVENT: Final = Kind("v1", "Event", "events")
 POD_DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 ENDPOINT_SLICE: Final = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 
 # Written and garbage-collected with the service.
-CHILDREN: Final = (SERVICE_ACCOUNT, CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT)
+CHILDREN: Final = (SERVICE_ACCOUNT, NETWORK_POLICY, CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT)
 # A change of one of these starts a pass of its service. They carry our labels (endpoint slices inherit their Service's).
 WATCHED: Final = (*CHILDREN, POD, ENDPOINT_SLICE)
 BY_NAME: Final = {kind.kind: kind for kind in (INFERENCE_SERVICE, *WATCHED, SECRET, EVENT)}

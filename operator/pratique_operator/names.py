@@ -59,7 +59,7 @@ def recorded(service: str, declared: str) -> str:
 
 
 def entry(service: str) -> str:
-    """Name of the entry Service, the PodDisruptionBudget and the ServiceAccount."""
+    """Name of the entry Service, the PodDisruptionBudget, the NetworkPolicy and the ServiceAccount."""
     return service
 
 

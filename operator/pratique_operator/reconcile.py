@@ -107,7 +107,7 @@ class Reconciler:
     def _apply(self, snapshot: Snapshot, plan: Plan, now: datetime) -> tuple[int, Finding | None]:
         """A child that cannot be written is told in the status; an unreachable API server ends the pass."""
         try:
-            return apply_plan(self._cluster, snapshot, plan, now=format_time(now)), None
+            return apply_plan(self._cluster, snapshot, plan, network=self._config.network, now=format_time(now)), None
         except (ChildConflictError, RejectedError) as error:
             if NAMESPACE_GOES in str(error):
                 return 0, None

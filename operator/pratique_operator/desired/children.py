@@ -1,5 +1,5 @@
-"""The children of a service: per revision a ConfigMap, a Service and a Deployment; once the ServiceAccount, the entry Service and the
-PodDisruptionBudget. A revision's Deployment never changes its template: a change of anything in it is another revision.
+"""The children of a service: per revision a ConfigMap, a Service and a Deployment; once the ServiceAccount, the NetworkPolicy, the entry
+Service and the PodDisruptionBudget. A revision's Deployment never changes its template: a change of anything in it is another revision.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,12 @@ from pratique_operator import kinds, labels, names
 from pratique_operator.desired.pod import name_revision
 from pratique_operator.desired.revision import Target
 from pratique_operator.kinds import Kind
+from pratique_operator.network import NetworkAccess
 from pratique_operator.release.trust import Offer
 
 Manifest = dict[str, Any]
+
+PORT_MAX: Final = 65535
 
 # The API server's defaults, said so that they are put back when somebody sets them: clients would meet pods that have not passed, or
 # none at all from a node without a pod.
@@ -155,6 +158,50 @@ def build_disruption_budget(owner: Manifest, revision: str) -> Manifest:
             "selector": {"matchLabels": labels.revision_selector(service, revision)},
         },
     )
+
+
+def build_network_policy(owner: Manifest, access: NetworkAccess) -> Manifest:
+    """Closes the management port of all the service's pods, of whichever revision, to everybody but ``management_from``; a pod's own
+    node (the kubelet's probes) always gets through. Every other port stays as it is without a policy: a service mesh brings some of
+    its own. The API port is named apart, because a network plug-in without ranges takes the first port of each."""
+    service = owner["metadata"]["name"]
+    before, after = constants.MANAGEMENT_PORT - 1, constants.MANAGEMENT_PORT + 1
+    others = _ranges(1, before, without=constants.API_PORT) + _ranges(after, PORT_MAX, without=constants.API_PORT)
+    ingress: list[Manifest] = [
+        _rule(access.api_from, [_open(constants.API_PORT)]),
+        {"ports": [*others, {"protocol": "UDP", "port": 1, "endPort": PORT_MAX}]},
+    ]
+    if access.management_from:
+        # A rule without peers would let everybody in.
+        ingress.append(_rule(access.management_from, [_open(constants.MANAGEMENT_PORT)]))
+    return _child(
+        kinds.NETWORK_POLICY,
+        names.entry(service),
+        owner=owner,
+        child_labels=labels.service_labels(service),
+        annotations={},
+        spec={
+            "podSelector": {"matchLabels": labels.service_selector(service)},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        },
+    )
+
+
+def _rule(peers: tuple[Manifest, ...], ports: list[Manifest]) -> Manifest:
+    return {"from": list(peers), "ports": ports} if peers else {"ports": ports}
+
+
+def _open(port: int) -> Manifest:
+    return {"protocol": "TCP", "port": port}
+
+
+def _ranges(first: int, last: int, *, without: int) -> list[Manifest]:
+    """The ports from ``first`` to ``last``, but for one."""
+    parts = [(first, last)]
+    if first <= without <= last:
+        parts = [(first, without - 1), (without + 1, last)]
+    return [{**_open(low), "endPort": high} for low, high in parts if low <= high]
 
 
 def build_deployment(

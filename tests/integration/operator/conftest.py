@@ -22,6 +22,7 @@ from pratique_operator.api.crd import build_crd
 from pratique_operator.cluster import ApiCluster
 from pratique_operator.config import OperatorConfig
 from pratique_operator.kinds import Kind
+from pratique_operator.network import NetworkAccess
 from tests.integration.operator.changes import Watch, eventually
 from tests.integration.operator.kubelet import FakeKubelet
 from tests.integration.operator.namespaces import Namespaces, create_namespace, delete_namespace
@@ -30,6 +31,10 @@ from tests.integration.operator.world import World
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAMESPACES = 2
+# As the chart makes it; here the operator runs outside the cluster, so that nobody is this peer.
+NETWORK = NetworkAccess(
+    management_from=({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "pratique-system"}}},)
+)
 
 
 def kubeconfig() -> Path:
@@ -155,6 +160,7 @@ def configure(operator_name: str, namespaces: tuple[str, ...]) -> OperatorConfig
         retry_seconds=0.5,
         reference_seconds=0.3,
         verdict_poll_seconds=0.3,
+        network=NETWORK,
         health_port=0,
         metrics_port=0,
     )

@@ -13,6 +13,7 @@ from e2e.up import make_context
 from pratique_contract import constants
 from pratique_operator.api.crd import crd_yaml
 from pratique_operator.config import read_config
+from pratique_operator.network import NetworkAccess
 from tests.integration.operator.conftest import REPOSITORY
 
 pytestmark = pytest.mark.integration
@@ -89,6 +90,30 @@ def test_values_reach_the_operators_settings(program: Path, tmp_path: Path) -> N
     assert (config.server_image, config.allow_file_sources) == ("localhost/server:1", True)
     assert (config.watch_namespaces, config.operator_name, config.resync_seconds) == (("a", "b"), "blue", 60.0)
     assert (config.require_signature, config.signature_keys) == (True, PEM.strip())
+
+
+def test_operator_is_always_among_those_that_reach_the_management_port(program: Path, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    clients = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    values.write_text(yaml.safe_dump({"networkPolicy": {"managementFrom": [monitoring], "apiFrom": [clients]}}))
+    deployment = render(program, f"--values={values}")["Deployment/pratique-operator"]
+    access = network_of(deployment)
+    assert access is not None
+    own, other = access.management_from
+    assert own["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "system"}}
+    pods = deployment["spec"]["template"]["metadata"]["labels"]
+    assert own["podSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
+    assert own["podSelector"]["matchLabels"].items() <= pods.items()
+    assert (other, access.api_from) == (monitoring, (clients,))
+    by_default = network_of(render(program)["Deployment/pratique-operator"])
+    assert by_default == NetworkAccess(management_from=(own,))
+    assert network_of(render(program, "--set=networkPolicy.enabled=false")["Deployment/pratique-operator"]) is None
+
+
+def network_of(deployment: dict[str, Any]) -> NetworkAccess | None:
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return read_config({variable["name"]: variable["value"] for variable in container["env"]}).network
 
 
 def test_rights_are_cluster_wide_only_without_a_list_of_namespaces(program: Path) -> None:

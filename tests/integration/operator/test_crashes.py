@@ -22,7 +22,7 @@ from tests.support.releases import make_manifest, make_record
 
 pytestmark = pytest.mark.integration
 
-WRITES_OF_A_FIRST_PASS = 7
+WRITES_OF_A_FIRST_PASS = 8
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_first_deploy_and_update_survive_a_crash_after_each_write(settings: Oper
     world.operator.start()
     for name in services:
         world.wait_ready(name)
-    eventually(lambda: all(len(world.children(name)) == 6 for name in services), what="six children each")
+    eventually(lambda: all(len(world.children(name)) == 7 for name in services), what="seven children each")
     before = world.settle_all(services)
     assert before == {name: world.versions(name) for name in services}
     world.operator.stop()

@@ -40,6 +40,7 @@ def test_drift_is_repaired(slow_world: World) -> None:
         (kinds.CONFIG_MAP, f"svc-{revision}"),
         (kinds.POD_DISRUPTION_BUDGET, "svc"),
         (kinds.SERVICE_ACCOUNT, "svc"),
+        (kinds.NETWORK_POLICY, "svc"),
         (kinds.DEPLOYMENT, f"svc-{revision}"),
     ):
         core._call("DELETE", kind.path(world.namespace, name))
@@ -74,6 +75,14 @@ ROUTED: dict[str, tuple[Kind, Manifest, bool]] = {
         {"spec": {"selector": {"matchExpressions": [{"key": "canary", "operator": "Exists"}]}}},
         False,
     ),
+    # The API's lists are whole fields: whoever writes one writes over ours.
+    "a rule of the policy": (kinds.NETWORK_POLICY, {"spec": {"ingress": [{}]}}, False),
+    "what goes out in the policy": (kinds.NETWORK_POLICY, {"spec": {"egress": [{}]}}, False),
+    "other pods in the policy": (
+        kinds.NETWORK_POLICY,
+        {"spec": {"podSelector": {"matchLabels": {"canary": "no"}}}},
+        False,
+    ),
 }
 
 
@@ -83,7 +92,7 @@ def test_what_somebody_adds_to_a_child_that_decides_traffic_is_taken_out_again(q
     world.create()
     world.wait_ready()
     before = world.settle()
-    built = {kind: child(world, kind, "svc")["spec"] for kind in (kinds.SERVICE, kinds.POD_DISRUPTION_BUDGET)}
+    built = {kind: child(world, kind, "svc")["spec"] for kind in {kind for kind, *_ in ROUTED.values()}}
     for what, (kind, body, applied) in ROUTED.items():
         done = by_hand(world, kind, "svc", body) if applied else world.cluster.patch(kind, world.namespace, "svc", body)
         assert done["spec"] != built[kind], what
@@ -91,7 +100,7 @@ def test_what_somebody_adds_to_a_child_that_decides_traffic_is_taken_out_again(q
     world.wait_ready()
     after = world.settle()
     changed = {key for key in after if after[key] != before[key]} - {"self"}
-    assert changed == {"Service/svc", "PodDisruptionBudget/svc"}
+    assert changed == {"Service/svc", "PodDisruptionBudget/svc", "NetworkPolicy/svc"}
 
 
 def test_revision_that_is_kept_has_its_service_kept_in_order_too(quick_world: World) -> None:

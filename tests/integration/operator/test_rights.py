@@ -1,6 +1,7 @@
 """The chart's rights, compared with the calls the operator really makes: nothing missing (it logs in with these rights in every
 test), nothing to spare."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +17,12 @@ pytestmark = pytest.mark.integration
 
 
 def test_chart_grants_exactly_what_the_operator_calls(
-    world: World,
+    own_world: World,
     chart_rules: list[dict[str, Any]],
     recording: set[tuple[str, str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    live_through_everything(world, monkeypatch)
+    live_through_everything(own_world, monkeypatch)
     # kopf lists and watches what the handlers are registered for.
     watched = {
         (verb, kind.group, kind.plural)
@@ -39,7 +40,7 @@ def test_chart_grants_exactly_what_the_operator_calls(
 
 
 def live_through_everything(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deploy with references, a candidate that does not start, its removal and an update."""
+    """A deploy with references, a candidate that does not start, its removal and an update; at last an operator without policies."""
     monkeypatch.setattr(stuck, "STUCK_AFTER", timedelta(0))
     for kind, field in (("ConfigMap", "data"), ("Secret", "stringData")):
         world.apply({"apiVersion": "v1", "kind": kind, "metadata": {"name": "ref"}, field: {"k": "v"}})
@@ -61,4 +62,9 @@ def live_through_everything(world: World, monkeypatch: pytest.MonkeyPatch) -> No
     eventually(lambda: f"Deployment/svc-{broken}" not in world.children(), what="the candidate is gone")
     world.kubelet.outcomes[world.namespace] = lambda _: "ready"
     world.create(engine={"image": "localhost/none:3"}, **referring)
+    world.wait_ready()
+    world.operator.stop()
+    world.operator.config = replace(world.operator.config, network=None)
+    world.operator.start()
+    eventually(lambda: "NetworkPolicy/svc" not in world.children(), what="the policy is gone")
     world.wait_ready()

@@ -20,6 +20,7 @@ def test_first_deploy_creates_all_children_and_becomes_ready(world: World) -> No
     assert sorted(world.children()) == [
         f"ConfigMap/svc-{revision}",
         f"Deployment/svc-{revision}",
+        "NetworkPolicy/svc",
         "PodDisruptionBudget/svc",
         "Service/svc",
         f"Service/svc-{revision}",

@@ -42,7 +42,7 @@ def test_no_write_over_several_resyncs(quick_world: World) -> None:
     before = world.settle()
     world.passes(4)
     assert world.versions() == before
-    assert len(before) == 7
+    assert len(before) == 8
 
 
 def test_no_write_while_a_candidate_fails(quick_world: World) -> None:

@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 from pratique_contract import Reason, Verdict, VerdictResult
 from pratique_operator import names
 from pratique_operator.api.schema import quantity_value
-from pratique_operator.apply import _keep_offers
+from pratique_operator.apply import _keep_offers, apply_plan
 from pratique_operator.cluster import Cluster
 from pratique_operator.desired.children import owner_reference
 from pratique_operator.drift import contains
 from pratique_operator.errors import ChildConflictError, ConflictError
+from pratique_operator.kinds import Kind
+from pratique_operator.network import NetworkAccess
+from pratique_operator.observe import rollout_state
 from pratique_operator.release.trust import RecordAnswer
+from pratique_operator.rollout.planner import plan_rollout
 from tests.support.releases import make_record
-from tests.unit.operator.worlds import make_deployment, make_pod, make_snapshot, make_target
+from tests.unit.operator.worlds import NOW, make_deployment, make_pod, make_snapshot, make_target
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -71,6 +75,28 @@ def test_quantities_compare_by_value(written: str, stored: str) -> None:
 )
 def test_quantity_values(text: str, value: float | None) -> None:
     assert quantity_value(text) == value
+
+
+class EmptyCluster:
+    """An API server that keeps what is applied, in its order."""
+
+    def __init__(self) -> None:
+        self.applied: list[str] = []
+
+    def get(self, kind: Kind, namespace: str, name: str) -> None:
+        return None
+
+    def apply(self, kind: Kind, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.applied.append(kind.kind)
+        return body
+
+
+def test_management_port_is_closed_before_the_first_pod_is_made() -> None:
+    snapshot, cluster = make_snapshot(), EmptyCluster()
+    plan = plan_rollout(rollout_state(snapshot), NOW)
+    apply_plan(cast("Cluster", cluster), snapshot, plan, network=NetworkAccess(), now="2026-01-01T00:00:00Z")
+    assert cluster.applied[0] == "NetworkPolicy"
+    assert "Deployment" in cluster.applied
 
 
 class TakenName:
