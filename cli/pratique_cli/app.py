@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pratique_cli.commands import chat, fetch, operator, release, resolve, serve, status
+from pratique_cli.commands import cache, chat, fetch, operator, release, resolve, serve, status
 
 app = typer.Typer(
     help="Inference deployments that take traffic only after they have proved to be the approved release.",
@@ -38,4 +38,5 @@ app.command("resolve")(resolve.resolve)
 app.command("operator")(operator.operator)
 app.command("chat")(chat.chat)
 app.command("status")(status.status)
+app.add_typer(cache.app, name="cache")
 app.add_typer(release.app, name="release")

@@ -3,14 +3,19 @@
 Uses the current kubeconfig context, or the pod's own account inside a cluster. Errors are sentences.
 """
 
+import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import PurePosixPath
 from typing import Any, Final, TypeVar
 
 from pratique_cli.errors import CliError, missing_extra
 from pratique_contract import constants
+from pratique_contract.sources import cache_folder, is_fetched
 
 REQUEST_SECONDS_MAX: Final = 15.0
+LIST_PAGE: Final = 500
 
 T = TypeVar("T")
 
@@ -117,6 +122,54 @@ class Cluster:
             raise CliError(f"No pod of {namespace}/{name} runs; pratique status {name} -n {namespace} says why")
         return str(min(running, key=lambda pod: (not _is_ready(pod), pod.metadata.name)).metadata.name)
 
+    def cache_folders_in_use(self, namespaces: Sequence[str] | None) -> frozenset[str]:
+        """Names of the cache's folders that an InferenceService, a Deployment or a pod of these namespaces (None: of all) names. A pod that
+        serves needs its folder as long as it lives: an engine or container that is started again reads it again."""
+        core, apps, custom = self._client.CoreV1Api(), self._client.AppsV1Api(), self._client.CustomObjectsApi()
+        resource = (constants.GROUP, constants.VERSION)
+        found: set[str] = set()
+        for namespace in namespaces or (None,):
+            place, where = ((), "of all namespaces") if namespace is None else ((namespace,), f"of {namespace}")
+            pods = core.list_pod_for_all_namespaces if namespace is None else core.list_namespaced_pod
+            deployments = (
+                apps.list_deployment_for_all_namespaces if namespace is None else apps.list_namespaced_deployment
+            )
+            services = custom.list_cluster_custom_object if namespace is None else custom.list_namespaced_custom_object
+            for pod in self._pages(f"The pods {where}", partial(pods, *place)):
+                if (pod.get("status") or {}).get("phase") not in (
+                    "Succeeded",
+                    "Failed",
+                ):  # these never start anything again
+                    found |= _sub_paths(pod["spec"])
+            for deployment in self._pages(f"The Deployments {where}", partial(deployments, *place)):
+                found |= _sub_paths(deployment["spec"]["template"]["spec"])
+            call = partial(services, *resource, *place, constants.PLURAL)
+            for service in self._pages(f"The InferenceServices {where}", call):
+                found |= _sources(service.get("spec"))
+        return frozenset(found)
+
+    def _pages(self, what: str, call: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+        """Every object of a list as JSON, some hundred at a time."""
+        more: dict[str, Any] = {}
+        while True:
+            answer = self._call(
+                what,
+                lambda: (
+                    call(
+                        limit=LIST_PAGE,
+                        _request_timeout=REQUEST_SECONDS_MAX,
+                        _preload_content=False,
+                        **more,  # noqa: B023 - called at once
+                    ).data
+                ),
+            )
+            page = json.loads(answer)
+            yield from page["items"]
+            token = page["metadata"].get("continue")
+            if not token:
+                return
+            more = {"_continue": token}
+
     def request_pod(
         self, pod: str, port: int, namespace: str, method: str, path: str, body: bytes
     ) -> tuple[int, bytes]:
@@ -166,6 +219,26 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             host = self._client.ApiClient().configuration.host
             raise CliError(f"The cluster at {host} does not answer: {_why(error)}") from error
+
+
+def _sub_paths(pod: Mapping[str, Any]) -> set[str]:
+    """The first part of what a pod's containers mount of a volume: the operator mounts fetched folders one by one."""
+    containers = [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+    mounts = [mount for container in containers for mount in container.get("volumeMounts") or ()]
+    return {part for mount in mounts if (part := str(mount.get("subPath") or "").strip("/").partition("/")[0])}
+
+
+def _sources(value: Any) -> set[str]:
+    """The folders of every source that a service names, wherever in it: the model, adapters, the tokenizer."""
+    if isinstance(value, list):
+        return set().union(*map(_sources, value))
+    if not isinstance(value, dict):
+        return set()
+    found = set().union(*map(_sources, value.values()))
+    uri, revision = value.get("uri"), value.get("revision")
+    if isinstance(uri, str) and is_fetched(uri):
+        found.add(PurePosixPath(cache_folder(uri, revision)).name)
+    return found
 
 
 def _is_ready(pod: Any) -> bool:

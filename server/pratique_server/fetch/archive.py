@@ -18,7 +18,7 @@ from typing import Final, cast
 from backports.zstd import DecompressionParameter, ZstdError, ZstdFile
 
 from pratique_server.artifacts.files import PICKLE_SUFFIXES
-from pratique_server.fetch.errors import CorruptError, DiskFullError, FetchError
+from pratique_server.fetch.errors import MAKE_ROOM, CorruptError, DiskFullError, FetchError
 from pratique_server.fetch.progress import size_text
 from pratique_server.fetch.selection import (
     Wanted,
@@ -138,7 +138,7 @@ def _extract_member(
     if member.size > room():
         raise DiskFullError(
             f"{name} of the archive has {size_text(member.size)}, and the cache volume has {size_text(room())} left: "
-            "enlarge it, or remove folders no service uses any more"
+            f"enlarge it, or {MAKE_ROOM}"
         )
     source = tar.extractfile(member)
     assert source is not None, "a regular file has bytes"

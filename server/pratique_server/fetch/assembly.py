@@ -10,7 +10,7 @@ import httpx
 
 from pratique_server.artifacts.files import is_pickle
 from pratique_server.fetch.archive import extract, settle
-from pratique_server.fetch.errors import DiskFullError, FetchError
+from pratique_server.fetch.errors import MAKE_ROOM, DiskFullError, FetchError
 from pratique_server.fetch.hashing import hash_file
 from pratique_server.fetch.lock import FolderLock
 from pratique_server.fetch.progress import Progress, size_text
@@ -99,7 +99,7 @@ class Assembly:
         hint = f" (it also holds {shown(others)})" if others else ""
         raise DiskFullError(
             f"{size_text(needed)} of {self.target.name} are still to be written and the cache volume has "
-            f"{size_text(max(0, room))} left{hint}: enlarge it, or remove folders no service uses any more"
+            f"{size_text(max(0, room))} left{hint}: enlarge it, or {MAKE_ROOM}"
         )
 
     def _room(self) -> int:

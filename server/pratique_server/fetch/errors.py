@@ -18,6 +18,7 @@ from typing import ClassVar, Final, Self
 
 from pratique_contract.reasons import Reason
 
+MAKE_ROOM: Final = "remove folders no service uses any more (pratique cache prune)"
 DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -76,10 +77,10 @@ def explain_os_error(error: OSError, place: str) -> FetchError:
     if error.errno in DISK_FULL_ERRORS:
         if error.errno == errno.ENOSPC and _has_no_inodes(Path(place)):
             return DiskFullError(
-                f"The volume of {place} has room, but may hold no more files (it has no inodes left): remove folders no service uses "
-                "any more, or make a volume with more inodes"
+                f"The volume of {place} has room, but may hold no more files (it has no inodes left): {MAKE_ROOM}, "
+                "or make a volume with more inodes"
             )
-        return DiskFullError(f"The volume of {place} is full: enlarge it, or remove folders no service uses any more")
+        return DiskFullError(f"The volume of {place} is full: enlarge it, or {MAKE_ROOM}")
     if error.errno == errno.EROFS:
         return FetchError(
             f"{place} cannot be written, and what is there is not complete: the cache volume is mounted read-only; mount it "

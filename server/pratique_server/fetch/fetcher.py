@@ -133,6 +133,7 @@ class Fetcher:
         return True
 
     def _inspect(self, target: Target, store: Store) -> Finding | None:
+        store.touch()
         return inspect_folder(
             target, store, progress=self.progress, check=self.halt.check, threads=self.settings.hash_threads
         )

@@ -108,6 +108,11 @@ class FolderLock:
             except OSError:  # then the next one waits until our silence says the same
                 return
 
+    def is_held(self) -> bool:
+        """Whether somebody holds it, as far as the files say; raises ``FileNotFoundError`` when there never was a lock."""
+        holder = self._read()
+        return holder is not None and holder.beat != _RELEASED and not self._is_gone(holder)
+
     def require_held(self) -> None:
         """Stop whoever is about to publish under a lock that is not certainly ours: another may be at work on the same files."""
         if self._newest() != self._number or time.monotonic() - self._beaten_at > self._times.dead_seconds / 2:

@@ -5,6 +5,7 @@ loses its final name before anything else happens, and what is still right in it
 more files (a tokenizer's that is now wanted with weights) gets them one by one, its receipt last.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -80,6 +81,11 @@ class Store:
                 return Receipt.model_validate_json(file.read(_RECEIPT_BYTES_MAX))
         except (FileNotFoundError, NotADirectoryError, ValidationError):
             return None
+
+    def touch(self) -> None:
+        """Leave the time at which somebody looked at the finished folder, for whoever removes what nobody uses; best effort."""
+        with contextlib.suppress(OSError):  # none there yet, or a read-only volume
+            os.utime(self.path / RECEIPT_FILE)
 
     def require_ours(self) -> None:
         """Refuse to fetch into a folder that holds something else. An empty one is welcome: a kubelet may have made it."""

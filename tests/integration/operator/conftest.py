@@ -28,6 +28,7 @@ from tests.integration.operator.kubelet import FakeKubelet
 from tests.integration.operator.namespaces import Namespaces, create_namespace, delete_namespace
 from tests.integration.operator.running import Operator
 from tests.integration.operator.world import World
+from tests.unit.cli.conftest import pratique  # noqa: F401 - a fixture
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAMESPACES = 2
