@@ -53,6 +53,11 @@ def adapter_volume(adapter: str) -> str:
     return f"adapter-{adapter}"
 
 
+def user_volume(name: str) -> str:
+    """Name in the pod of a volume that the spec brings: never one of the operator's own."""
+    return f"user-{name}"
+
+
 def recorded(service: str, declared: str) -> str:
     """Name of the ConfigMap that keeps the record of a declared release: one per declaration, so it can only be created once."""
     return f"{service}-recorded-{short_digest(declared, length=REVISION_DIGITS)}"

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from pratique_contract.model import ContractModel
 from pratique_operator.api.schema import DataKey, ObjectName, PassThrough, Quantity, Shape, ShortText, cel, rules
+from pratique_operator.api.volume_types import MOUNT_RULES, VOLUMES_MAX, Volume, VolumeMount
 
 # Set by the operator itself, or able to change what the process loads behind the gate's back.
 RESERVED_ENV: Final = (
@@ -118,6 +119,8 @@ class PodMetadata(ContractModel):
 class PodOptions(ContractModel):
     """Where and with what the pods run."""
 
+    model_config = ConfigDict(json_schema_extra=rules(*MOUNT_RULES))
+
     resources: Resources | None = None
     node_selector: dict[str, LabelValue] | None = Field(
         default=None, max_length=32, description="Labels a node must have."
@@ -137,6 +140,18 @@ class PodOptions(ContractModel):
         description="Variables of the pod's containers: the server's, and of the one that fetches (a proxy, for example).",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
+    volumes: tuple[Volume, ...] | None = Field(
+        default=None,
+        max_length=VOLUMES_MAX,
+        description="Files beside the release for the serving container. A changed one is a new revision.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    volume_mounts: tuple[VolumeMount, ...] | None = Field(
+        default=None,
+        max_length=VOLUMES_MAX,
+        description="Where the serving container sees them; the one that fetches does not.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["mountPath"]},
+    )
     image_pull_secrets: tuple[LocalRef, ...] | None = Field(
         default=None, max_length=8, description="Secrets with which the image is pulled."
     )
@@ -146,7 +161,8 @@ class PodOptions(ContractModel):
 
 
 class PodTemplate(ContractModel):
-    """The useful subset of a PodTemplateSpec. Command, probes, volumes and security belong to the operator."""
+    """The useful subset of a PodTemplateSpec. Command, probes, security and what is mounted for the release belong to
+    the operator."""
 
     metadata: PodMetadata | None = None
     spec: PodOptions | None = None

@@ -16,6 +16,7 @@ from pratique_operator.config import OperatorConfig
 from pratique_operator.desired.claims import merge_claims
 from pratique_operator.desired.fetch import CONFIG_MOUNT, RESTRICTED, build_fetcher, build_fetcher_volumes
 from pratique_operator.desired.sources import Mount, build_mounts, declared_sources
+from pratique_operator.desired.volumes import build_user_mounts, build_user_volumes
 
 Manifest = dict[str, Any]
 
@@ -62,6 +63,7 @@ def build_pod_template(spec: InferenceServiceSpec, *, service: str, config: Oper
             {"name": names.VOLUME_TMP, "emptyDir": {"sizeLimit": TMP_SIZE_LIMIT}},
             *(mount.volume for mount in mounts if mount.volume is not None),
             *(build_fetcher_volumes(spec.download, config) if fetched else ()),
+            *build_user_volumes(options),
         ],
         **_placement(options),
     }
@@ -135,6 +137,7 @@ def _container(
             CONFIG_MOUNT,
             {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
             *(mount.mount for mount in mounts),
+            *build_user_mounts(spec, options),
         ],
         # The gate leaves its verdict; a crash before it is told by the end of the log.
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -7,7 +7,7 @@ reloads keys without a restart, so another key is not another revision.
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,9 +16,11 @@ from pratique_contract.canonical import digest_bytes, digest_json
 from pratique_contract.record import RecordError as ContractRecordError
 from pratique_contract.record import ReleaseRecord
 from pratique_operator.api.types import InferenceServiceSpec
+from pratique_operator.api.volume_types import KeyToPath
 from pratique_operator.errors import InvalidSpecError, RecordError
 
 RECORD_FIELD: Final = "spec.release.recordRef"
+_PARTS: Final = ("data", "binaryData")
 
 
 @dataclass(frozen=True, order=True)
@@ -50,10 +52,23 @@ class References:
         except (binascii.Error, UnicodeDecodeError) as error:
             raise InvalidSpecError(where, f"{reference.kind} {reference.name} key {key} is not text") from error
 
+    def content(self, reference: Reference, keys: Collection[str] | None, *, where: str) -> dict[str, str]:
+        """Each key as the API server keeps it, all of them with ``keys`` None; raises ``InvalidSpecError`` when one is not there."""
+        found = self.objects.get(reference)
+        if found is None:
+            raise InvalidSpecError(where, f"there is no {reference.kind} {reference.name} in this namespace")
+        kept = {f"{part}/{key}": str(text) for part in _PARTS for key, text in (found.get(part) or {}).items()}
+        if keys is None:
+            return kept
+        missing = sorted(key for key in keys if not any(f"{part}/{key}" in kept for part in _PARTS))
+        if missing:
+            raise InvalidSpecError(where, f"{reference.kind} {reference.name} has no key {missing[0]}")
+        return {place: text for place, text in kept.items() if place.partition("/")[2] in keys}
+
     def has(self, reference: Reference, key: str) -> bool:
         """Whether the object is there and has the key."""
         found = self.objects.get(reference) or {}
-        return any(key in (found.get(part) or {}) for part in ("data", "binaryData"))
+        return any(key in (found.get(part) or {}) for part in _PARTS)
 
 
 def required_references(spec: InferenceServiceSpec) -> frozenset[Reference]:
@@ -65,6 +80,7 @@ def required_references(spec: InferenceServiceSpec) -> frozenset[Reference]:
     if spec.release.record_ref is not None:
         found.add(Reference("ConfigMap", spec.release.record_ref.name))
     found.update(reference for reference, _, _ in _key_references(spec))
+    found.update(reference for reference, _, _ in _volume_references(spec))
     return frozenset(found)
 
 
@@ -104,16 +120,36 @@ def _key_references(spec: InferenceServiceSpec) -> list[tuple[Reference, str, st
     return found
 
 
+def _volume_references(spec: InferenceServiceSpec) -> list[tuple[Reference, frozenset[str] | None, str]]:
+    """(object, keys, where in the spec) of each mounted volume; keys None: all."""
+    found: list[tuple[Reference, frozenset[str] | None, str]] = []
+    options = spec.template.spec if spec.template is not None else None
+    for volume in (options.volumes if options is not None else None) or ():
+        where = f"spec.template.spec.volumes[{volume.name}]"
+        if volume.config_map is not None:
+            found.append((Reference("ConfigMap", volume.config_map.name), _keys(volume.config_map.items), where))
+        if volume.secret is not None:
+            found.append((Reference("Secret", volume.secret.secret_name), _keys(volume.secret.items), where))
+    return found
+
+
+def _keys(items: tuple[KeyToPath, ...] | None) -> frozenset[str] | None:
+    return None if items is None else frozenset(item.key for item in items)
+
+
 def digest_references(spec: InferenceServiceSpec, references: References) -> str:
     """One digest over the content of every referenced key; raises ``InvalidSpecError`` when one is missing."""
-    return digest_json(
-        {
-            f"{where}/{reference.kind}/{reference.name}/{key}": digest_bytes(
-                references.text(reference, key, where=where).encode()
-            )
-            for reference, key, where in _key_references(spec)
-        }
-    )
+    single = {
+        f"{where}/{reference.kind}/{reference.name}/{key}": digest_bytes(
+            references.text(reference, key, where=where).encode()
+        )
+        for reference, key, where in _key_references(spec)
+    }
+    whole = {
+        f"{where}/{reference.kind}/{reference.name}": digest_json(references.content(reference, keys, where=where))
+        for reference, keys, where in _volume_references(spec)
+    }
+    return digest_json({**single, **whole})
 
 
 def inline_chat_template(spec: InferenceServiceSpec, references: References) -> str | None:

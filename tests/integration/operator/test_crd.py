@@ -23,6 +23,19 @@ def fetched(**download: Any) -> dict[str, Any]:
     return {"model": HUB, "download": download}
 
 
+VOLUME: dict[str, Any] = {"name": "v", "configMap": {"name": "c"}}
+MOUNT: dict[str, Any] = {"name": "v", "mountPath": "/mnt/v"}
+
+
+def mounted(volumes: list[dict[str, Any]], mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"model": MODEL, "template": {"spec": {"volumes": volumes, "volumeMounts": mounts}}}
+
+
+def mounted_at(path: str) -> tuple[dict[str, Any], str, str]:
+    where = "spec.template.spec.volumeMounts[0].mountPath"
+    return mounted([VOLUME], [{**MOUNT, "mountPath": path}]), where, "below /mnt, or at /dev/shm"
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no model": ({}, "spec.model", "Required value"),
     "unknown scheme": ({"model": {"uri": "ftp://a/b"}}, "spec.model.uri", "a source is hf://OWNER/NAME"),
@@ -245,6 +258,62 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.template.spec.resources.limits[memory]",
         "such as 500m or 2Gi",
     ),
+    "volume over the model": mounted_at("/models"),
+    "volume in the model": mounted_at("/models/model/x"),
+    "volume over the record": mounted_at("/etc/pratique"),
+    "volume over the recorded release": mounted_at("/etc/pratique-recorded"),
+    "volume over temporary files": mounted_at("/tmp"),
+    "volume over the program": mounted_at("/usr/lib/python3.11/site-packages"),
+    "volume over everything": mounted_at("/"),
+    "volume that leaves its place": mounted_at("/mnt/../models"),
+    "volume with a line break": mounted_at("/mnt/a\n/models"),
+    "volume from two places": (
+        mounted([{**VOLUME, "secret": {"secretName": "s"}}], [MOUNT]),
+        "spec.template.spec.volumes[0]",
+        "exactly one of configMap, secret, emptyDir and persistentVolumeClaim",
+    ),
+    "volume from nowhere": (mounted([{"name": "v"}], [MOUNT]), "spec.template.spec.volumes[0]", "exactly one of"),
+    "volume of the node": (
+        mounted([{"name": "v", "hostPath": {"path": "/"}}], [MOUNT]),
+        'spec.template.spec.volumes[name="v"].hostPath',
+        "field not declared in schema",
+    ),
+    "room without a limit": (
+        mounted([{"name": "v", "emptyDir": {}}], [MOUNT]),
+        "spec.template.spec.volumes[0].emptyDir.sizeLimit",
+        "Required value",
+    ),
+    "volume twice": (mounted([VOLUME, VOLUME], [MOUNT]), "spec.template.spec.volumes", "duplicate entries"),
+    "two volumes at one place": (
+        mounted([VOLUME], [MOUNT, MOUNT]),
+        "spec.template.spec.volumeMounts",
+        "duplicate entries",
+    ),
+    "volume inside another": (
+        mounted([VOLUME], [MOUNT, {**MOUNT, "mountPath": "/mnt/v/w"}]),
+        "spec.template.spec.volumeMounts",
+        "no mount may lie inside another one",
+    ),
+    "mount of no volume": (
+        mounted([VOLUME], [MOUNT, {"name": "w", "mountPath": "/mnt/w"}]),
+        "spec.template.spec.volumeMounts",
+        "a mount names one of template.spec.volumes",
+    ),
+    "volume that nobody sees": (
+        mounted([VOLUME, {**VOLUME, "name": "w"}], [MOUNT]),
+        "spec.template.spec.volumes",
+        "no mount names does nothing",
+    ),
+    "folder outside of the volume": (
+        mounted([VOLUME], [{**MOUNT, "subPath": "../x"}]),
+        "spec.template.spec.volumeMounts[0].subPath",
+        "a path inside a volume is relative",
+    ),
+    "file outside of the volume": (
+        mounted([{"name": "v", "configMap": {"name": "c", "items": [{"key": "k", "path": "/x"}]}}], [MOUNT]),
+        "spec.template.spec.volumes[0].configMap.items[0].path",
+        "a path inside a volume is relative",
+    ),
     "unknown field": ({"model": MODEL, "replica": 2}, "spec.replica", "field not declared in schema"),
     "field of a later version": ({"model": MODEL, "scaling": {"class": "HPA"}}, "spec.scaling", "not declared"),
 }
@@ -308,6 +377,18 @@ def test_full_spec_is_accepted(bare: World) -> None:
                 "env": [
                     {"name": "A", "value": "1"},
                     {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                ],
+                "volumes": [
+                    {"name": "a", "configMap": {"name": "c", "items": [{"key": "k", "path": "some/file.crt"}]}},
+                    {"name": "b", "secret": {"secretName": "s"}},
+                    {"name": "c", "emptyDir": {"medium": "Memory", "sizeLimit": 1000000}},
+                    {"name": "d", "persistentVolumeClaim": {"claimName": "c", "readOnly": False}},
+                ],
+                "volumeMounts": [
+                    {"name": "a", "mountPath": "/mnt/a/file.crt", "subPath": "some/file.crt"},
+                    {"name": "b", "mountPath": "/mnt/b_1/c.d", "readOnly": True},
+                    {"name": "c", "mountPath": "/dev/shm"},
+                    {"name": "d", "mountPath": "/mnt/d"},
                 ],
                 "imagePullSecrets": [{"name": "pull"}],
             },

@@ -31,9 +31,9 @@ def test_content_of_referenced_objects_is_part_of_the_revision(slow_world: World
     """linagora/openrag#985, rustfs/helm#16: a rotated Secret that nobody noticed. Here without any resync in time."""
     world = slow_world
 
-    def put(kind: str, value: str) -> None:
+    def put(kind: str, value: str, name: str = "ref") -> None:
         text = {"data" if kind == "ConfigMap" else "stringData": {"k": value}}
-        world.apply({"apiVersion": "v1", "kind": kind, "metadata": {"name": "ref"}, **text})
+        world.apply({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **text})
 
     def revision_becomes_other_than(seen: set[str]) -> str:
         eventually(lambda: world.target() not in seen, what="another revision")
@@ -46,13 +46,33 @@ def test_content_of_referenced_objects_is_part_of_the_revision(slow_world: World
         {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "ref", "key": "k"}}},
         {"name": "B", "valueFrom": {"secretKeyRef": {"name": "ref", "key": "k"}}},
     ]
-    world.create(template={"spec": {"env": env}}, chatTemplate={"configMapKeyRef": {"name": "ref", "key": "k"}})
+    put("ConfigMap", "one", "files")
+    put("Secret", "one", "files")
+    volumes = [{"name": "a", "configMap": {"name": "files"}}, {"name": "b", "secret": {"secretName": "files"}}]
+    mounts = [{"name": "a", "mountPath": "/mnt/a"}, {"name": "b", "mountPath": "/mnt/b"}]
+    template = {"spec": {"env": env, "volumes": volumes, "volumeMounts": mounts}}
+    world.create(template=template, chatTemplate={"configMapKeyRef": {"name": "ref", "key": "k"}})
     seen = {world.target()}
-    put("ConfigMap", "two")
-    seen.add(revision_becomes_other_than(seen))
-    put("Secret", "two")
-    seen.add(revision_becomes_other_than(seen))
-    assert len(seen) == 3
+    for name in ("ref", "files"):
+        for kind in ("ConfigMap", "Secret"):
+            put(kind, "two", name)
+            seen.add(revision_becomes_other_than(seen))
+    assert len(seen) == 5
+
+
+def test_missing_volume_is_a_sentence_and_a_release_cannot_be_mounted_to_be_written(world: World) -> None:
+    volume = {"name": "ca", "configMap": {"name": "late", "items": [{"key": "k", "path": "ca.crt"}]}}
+    mount = {"name": "ca", "mountPath": "/mnt/ca"}
+    world.create(template={"spec": {"volumes": [volume], "volumeMounts": [mount]}})
+    assert "volumes[ca]: there is no ConfigMap late" in world.wait_reason("InvalidSpec")["message"]
+    world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "late"}, "data": {"k": "text"}})
+    world.wait_ready()
+    (pod,) = world.list(kinds.POD)
+    mounts = {found["mountPath"]: found["name"] for found in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["/mnt/ca"] == "user-ca"
+    claim = {"name": "ca", "persistentVolumeClaim": {"claimName": "models"}}
+    world.create(model={"uri": "pvc://models/x"}, template={"spec": {"volumes": [claim], "volumeMounts": [mount]}})
+    assert "claim models holds spec.model.uri" in world.wait_reason("InvalidSpec")["message"]
 
 
 def test_missing_reference_is_a_sentence_and_heals_when_it_comes(world: World) -> None:
@@ -122,7 +142,14 @@ def test_pods_satisfy_the_restricted_pod_security_standard(world: World, request
     """The API server's own admission is the judge."""
     restrict(world, "restricted")
     request.addfinalizer(lambda: restrict(world, None))
-    world.create(model={"uri": "pvc://models/x"}, auth={"apiKeySecretRef": {"name": "keys"}})
+    world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ca"}, "data": {"k": "text"}})
+    volumes = [{"name": "ca", "configMap": {"name": "ca"}}, {"name": "shm", "emptyDir": {"sizeLimit": "1Gi"}}]
+    mounts = [{"name": "ca", "mountPath": "/mnt/ca"}, {"name": "shm", "mountPath": "/dev/shm"}]
+    world.create(
+        model={"uri": "pvc://models/x"},
+        auth={"apiKeySecretRef": {"name": "keys"}},
+        template={"spec": {"volumes": volumes, "volumeMounts": mounts}},
+    )
     eventually(lambda: world.list(kinds.POD), what="the pod is admitted")
     assert 'persistentvolumeclaim "models" not found' in world.wait_reason("InvalidSpec")["message"]
     world.create("fetched", model=HUB, download={"credentialsSecretRef": {"name": "hub"}})

@@ -17,6 +17,16 @@ FULL_TEMPLATE: dict[str, Any] = {
     "spec": {
         "resources": {"requests": {"cpu": "1000m", "memory": "1024Mi"}, "limits": {"memory": "2048Mi"}},
         "env": [{"name": "A", "value": "1"}],
+        "volumes": [
+            {"name": "a", "configMap": {"name": "ref", "items": [{"key": "k", "path": "file"}]}},
+            {"name": "b", "secret": {"secretName": "ref"}},
+            {"name": "c", "emptyDir": {"medium": "Memory", "sizeLimit": "1024Mi"}},
+        ],
+        "volumeMounts": [
+            {"name": "a", "mountPath": "/mnt/a", "readOnly": False},
+            {"name": "b", "mountPath": "/mnt/b", "readOnly": True},
+            {"name": "c", "mountPath": "/dev/shm"},
+        ],
         "affinity": {
             "podAntiAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -37,12 +47,26 @@ FULL_TEMPLATE: dict[str, Any] = {
 def test_no_write_over_several_resyncs(quick_world: World) -> None:
     """LLMKube#1139: two owners of one field, an endless rollout. Here: not one resource version moves."""
     world = quick_world
+    for kind, field in (("ConfigMap", "data"), ("Secret", "stringData")):
+        world.apply({"apiVersion": "v1", "kind": kind, "metadata": {"name": "ref"}, field: {"k": "v"}})
     world.create(replicas=2, template=FULL_TEMPLATE)
     world.wait_ready()
     before = world.settle()
     world.passes(4)
     assert world.versions() == before
     assert len(before) == 8
+
+
+def test_no_write_for_what_the_server_leaves_out_of_a_claims_mount(quick_world: World) -> None:
+    """It stores no ``readOnly: false``; a pass that missed it would apply again, for ever."""
+    world = quick_world
+    own = {"name": "d", "persistentVolumeClaim": {"claimName": "own", "readOnly": False}}
+    mount = {"name": "d", "mountPath": "/mnt/d", "subPath": "x", "readOnly": False}
+    world.create(template={"spec": {"volumes": [own], "volumeMounts": [mount]}})
+    world.wait_reason("InvalidSpec")  # there is no such claim
+    before = world.settle()
+    world.passes(2)
+    assert world.versions() == before
 
 
 def test_no_write_while_a_candidate_fails(quick_world: World) -> None:

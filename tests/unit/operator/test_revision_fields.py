@@ -29,7 +29,27 @@ KEEP: Final = {"quantization.method": "Int8WeightOnly"}
 TOLERATION: Final = {"template.spec.tolerations.key": "k", "template.spec.tolerations.effect": "NoExecute"}
 ENV: Final = {"template.spec.env.name": "A"}
 # Paths below which there is one item of a list.
-LISTS: Final = ("model.adapters", "template.spec.tolerations", "template.spec.env", "template.spec.imagePullSecrets")
+VOLUMES: Final = "template.spec.volumes"
+LISTS: Final = (
+    *("model.adapters", "template.spec.tolerations", "template.spec.env", "template.spec.imagePullSecrets"),
+    *(VOLUMES, f"{VOLUMES}.configMap.items", f"{VOLUMES}.secret.items", "template.spec.volumeMounts"),
+)
+VOLUME: Final = {f"{VOLUMES}.name": "v"}
+MOUNTED: Final = {
+    **VOLUME,
+    f"{VOLUMES}.emptyDir.sizeLimit": "1Gi",
+    "template.spec.volumeMounts.name": "v",
+    "template.spec.volumeMounts.mountPath": "/mnt/v",
+}
+ITEM: Final = {
+    kind: {
+        **VOLUME,
+        f"{VOLUMES}.{kind}.{name}": "one",
+        f"{VOLUMES}.{kind}.items.key": "k",
+        f"{VOLUMES}.{kind}.items.path": "p",
+    }
+    for kind, name in (("configMap", "name"), ("secret", "secretName"))
+}
 
 # Field → two values that give two revisions, and what has to stand beside them.
 POD_AFFECTING: Final[dict[str, tuple[Any, Any, dict[str, Any]]]] = {
@@ -113,6 +133,22 @@ POD_AFFECTING: Final[dict[str, tuple[Any, Any, dict[str, Any]]]] = {
     "template.spec.env.valueFrom.secretKeyRef.key": (
         "k", "l", {**ENV, "template.spec.env.valueFrom.secretKeyRef.name": "one"}
     ),
+    "template.spec.volumes.name": ("v", "w", {"template.spec.volumes.emptyDir.sizeLimit": "1Gi"}),
+    "template.spec.volumes.configMap.name": ("one", "two", VOLUME),
+    "template.spec.volumes.configMap.items.key": ("k", "l", ITEM["configMap"]),
+    "template.spec.volumes.configMap.items.path": ("p", "q", ITEM["configMap"]),
+    "template.spec.volumes.secret.secretName": ("one", "two", VOLUME),
+    "template.spec.volumes.secret.items.key": ("k", "l", ITEM["secret"]),
+    "template.spec.volumes.secret.items.path": ("p", "q", ITEM["secret"]),
+    "template.spec.volumes.emptyDir.medium": (None, "Memory", {**VOLUME, "template.spec.volumes.emptyDir.sizeLimit": "1Gi"}),
+    "template.spec.volumes.emptyDir.sizeLimit": ("1Gi", "2Gi", VOLUME),
+    "template.spec.volumes.persistentVolumeClaim.claimName": ("a", "b", VOLUME),
+    "template.spec.volumes.persistentVolumeClaim.readOnly": (
+        None, True, {**VOLUME, "template.spec.volumes.persistentVolumeClaim.claimName": "a"}
+    ),
+    "template.spec.volumeMounts.mountPath": ("/mnt/a", "/mnt/b", MOUNTED),
+    "template.spec.volumeMounts.subPath": ("a", "b", MOUNTED),
+    "template.spec.volumeMounts.readOnly": (None, True, MOUNTED),
     "template.spec.imagePullSecrets.name": ("a", "b", {}),
     "template.spec.serviceAccountName": ("a", "b", {}),
 }  # fmt: skip
@@ -130,6 +166,7 @@ NOT_POD_AFFECTING: Final[dict[str, tuple[Any, Any, dict[str, Any]]]] = {
 # Each with the test that shows what it does to pods.
 ELSEWHERE: Final = {
     "model.adapters.mode": "one value only",
+    "template.spec.volumeMounts.name": "tests/unit/operator/test_volumes.py: the mount of another volume is another revision",
     "release.fingerprint": "tests/unit/operator/test_trust.py: approving what was recorded restarts no pod",
     **dict.fromkeys((*CONFIG_KEY, *SECRET_KEY), "tests/unit/operator/test_signatures.py: another key restarts no pod"),
 }
