@@ -2,12 +2,13 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.mutation.releases import Releases
-from tests.mutation.report import write_report
+# Nothing of the server here: a process that hands out tests reads this file too, and would import torch for nothing.
+if TYPE_CHECKING:
+    from tests.mutation.releases import Releases
 
 PROPERTY = "mutation"
 
@@ -36,12 +37,16 @@ class _Reporter:
                 self._rows[report.nodeid] = row  # type: ignore[assignment]
 
     def pytest_sessionfinish(self) -> None:
+        from tests.mutation.report import write_report
+
         rows = sorted(self._rows.values(), key=lambda row: row["number"])
         write_report(rows, self._folder, seconds=time.monotonic() - self._begun)
 
 
 @pytest.fixture(scope="session")
-def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
+def releases(tmp_path_factory: pytest.TempPathFactory) -> "Releases":
+    from tests.mutation.releases import Releases
+
     return Releases(tmp_path_factory.mktemp("releases"))
 
 
