@@ -9,7 +9,7 @@ LONG_FILES: Final = (
     "test_api_lifecycle.py",
     "test_review.py",
     "test_processes.py",
-    "test_engine_broken.py",
+    "test_engine_process.py",
     "test_gate_cli.py",
     "test_engine_real_model.py",
     "test_api_real_engine.py",

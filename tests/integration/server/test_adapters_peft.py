@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from pratique_contract.serving import AdapterSource, ModelSource
@@ -32,6 +31,8 @@ SUPPORTED: dict[str, dict[str, Any]] = {
 
 def train(model: Path, folder: Path, **config: Any) -> Path:
     """An adapter as PEFT saves it, with values that do something."""
+    from peft import LoraConfig, get_peft_model  # not above: every worker reads this file, and one runs it
+
     torch.manual_seed(7)
     base = AutoModelForCausalLM.from_pretrained(model, local_files_only=True)
     adapted = get_peft_model(base, LoraConfig(**{"r": 4, "lora_alpha": 10, "task_type": "CAUSAL_LM", **config}))
@@ -50,6 +51,8 @@ def load(model: Path, *adapters: Path) -> dict[str, torch.Tensor]:
 
 
 def merge_with_peft(model: Path, *adapters: Path) -> dict[str, torch.Tensor]:
+    from peft import PeftModel
+
     merged: Any = AutoModelForCausalLM.from_pretrained(model, local_files_only=True)
     for adapter in adapters:
         merged = PeftModel.from_pretrained(merged, adapter).merge_and_unload()

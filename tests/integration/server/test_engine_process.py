@@ -1,4 +1,8 @@
-"""The engine core killed, frozen, orphaned, closed, and lost while it loads: every stream ends, nothing is left behind."""
+"""The engine core as a real process on real sockets. Serving: every act leaves it whole and its blocks free. Then killed, frozen, closed,
+orphaned, and lost while it loads: every stream ends, nothing is left behind.
+
+One process for all tests that can share it, and its successors for those that lose it.
+"""
 
 import asyncio
 import os
@@ -14,10 +18,22 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from pratique_contract.serving import LimitsSpec
 from pratique_server.engine import client as client_module
 from pratique_server.engine.client import EngineClient, start_engine
-from pratique_server.engine.protocol import EngineDeadError, EngineError, EngineOverloadedError
-from tests.integration.server.engine_client import LONG, collect, eventually, is_running, pid_of
+from pratique_server.engine.protocol import (
+    DeadlineExceededError,
+    DuplicateRequestError,
+    EngineDeadError,
+    EngineError,
+    EngineOverloadedError,
+    ExecutionRequest,
+    RequestAbortedError,
+    RequestInvalidError,
+    SamplingRules,
+    StepEvent,
+)
+from tests.integration.server.engine_client import LONG, blocks_back, collect, eventually, is_running, pid_of
 from tests.unit.server.engine.makers import make_request, make_spec
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
@@ -46,10 +62,164 @@ def _nothing_is_left_behind(private_temp: Path) -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(private_temp: Path, tiny_model_dir: Path) -> AsyncIterator[EngineClient]:
-    """One for the tests that replace its process; the last of them closes it."""
-    engine = await start_engine(make_spec(tiny_model_dir))
+    """Four seats, a queue of four, and steps of four tokens so that prompts take many. Whoever loses its process starts another one; the
+    last test that needs it closes it."""
+    spec = make_spec(tiny_model_dir, max_num_seqs=4, max_batched_tokens=4, limits=LimitsSpec(max_queued=4))
+    engine = await start_engine(spec)
     yield engine
     await engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def whole(engine: EngineClient) -> AsyncIterator[EngineClient]:
+    """For tests that begin and end with nothing live, in the first process."""
+    await blocks_back(engine)
+    yield engine
+    await blocks_back(engine)
+    assert (await engine.stats()).epoch == 1, "the process was replaced"
+
+
+@pytest.mark.req("R59")
+async def test_identity_says_how_the_process_was_started(whole: EngineClient) -> None:
+    facts = (await whole.identity()).runtime_facts
+    assert (facts["threads"], facts["waitPolicy"], facts["execution"]) == (
+        max(1, len(os.sched_getaffinity(0)) - 1),
+        "PASSIVE",
+        "packed",
+    )
+
+
+async def test_requests_at_once_give_what_each_gives_alone(whole: EngineClient) -> None:
+    alone = await collect(whole, make_request("alone"))
+    assert await asyncio.gather(*(collect(whole, make_request(f"r{n}")) for n in range(8))) == [alone] * 8
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (make_request("oov", prompt_ids=[571]), RequestInvalidError),
+        (make_request("negative", prompt_ids=[-1]), RequestInvalidError),
+        (make_request("empty", prompt_ids=[]), RequestInvalidError),
+        (make_request("seed", sampling=SamplingRules(seed=2**70)), RequestInvalidError),
+        (make_request("late", deadline=1.0), DeadlineExceededError),
+    ],
+)
+async def test_a_refused_request_costs_nothing(
+    whole: EngineClient, request_: ExecutionRequest, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await collect(whole, request_)
+
+
+@pytest.mark.req("R24")
+async def test_a_live_id_is_refused_and_a_cancelled_one_may_be_used_again_at_once(whole: EngineClient) -> None:
+    expected = await collect(whole, make_request())
+    live = whole.start(make_request(max_new_tokens=LONG))
+    await anext(live)
+    with pytest.raises(DuplicateRequestError):
+        await collect(whole, make_request())
+    await whole.cancel("r")
+    with pytest.raises(RequestAbortedError):
+        await anext(live)
+    assert await collect(whole, make_request()) == expected
+
+
+@pytest.mark.req("R85", "R87", "R96")
+async def test_blocks_come_back_on_finish_disconnect_and_deadline(whole: EngineClient) -> None:
+    """llama.cpp#24496: generation goes on after the client has closed."""
+    await collect(whole, make_request("finish"))
+    await blocks_back(whole)
+
+    stream = whole.start(make_request("disconnect", max_new_tokens=LONG))
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    await blocks_back(whole)
+
+    reader = asyncio.create_task(collect(whole, make_request("cancelled-task", max_new_tokens=LONG)))
+    await asyncio.sleep(0.05)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    await blocks_back(whole)
+
+    with pytest.raises(DeadlineExceededError):
+        await collect(whole, make_request("deadline", max_new_tokens=LONG, deadline=time.monotonic() + 0.05))
+    await blocks_back(whole)
+    steps = (await whole.stats()).steps
+    await asyncio.sleep(0.4)
+    assert (await whole.stats()).steps == steps, "the engine still computes for nobody"
+
+
+async def test_a_prompt_is_cancelled_in_the_middle_of_its_prefill(whole: EngineClient) -> None:
+    """llama.cpp#15232: prefill could not be cancelled."""
+    steps = (await whole.stats()).steps
+    stream = whole.start(make_request(prompt_ids=[3] * 500, max_new_tokens=4))
+    waiting = asyncio.ensure_future(anext(stream))
+    while (await whole.stats()).blocks_used == 0:
+        await asyncio.sleep(0.005)
+    await whole.cancel("r")
+    with pytest.raises(RequestAbortedError):
+        await waiting
+    await blocks_back(whole, seconds=1)
+    assert (await whole.stats()).steps - steps < 125, "the whole prompt was computed"
+
+
+@pytest.mark.req("R22")
+async def test_a_deadline_ends_a_request_that_still_waits_in_the_queue(whole: EngineClient) -> None:
+    readers = [asyncio.create_task(collect(whole, make_request(f"busy{n}", max_new_tokens=LONG))) for n in range(4)]
+    while (await whole.stats()).running < 4:
+        await asyncio.sleep(0.01)
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        await collect(whole, make_request("queued", deadline=begun + 0.1))
+    assert time.monotonic() - begun < 1.0
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+
+
+@pytest.mark.req("R16", "R17", "R19")
+async def test_overload_is_refused_and_those_inside_finish(whole: EngineClient) -> None:
+    async def attempt(number: int) -> int | str:
+        try:
+            return len(await collect(whole, make_request(f"r{number}", max_new_tokens=40)))
+        except EngineOverloadedError as error:
+            return str(error)
+
+    attempts = [asyncio.create_task(attempt(number)) for number in range(30)]
+    await asyncio.sleep(0)
+    gate = make_request("gate", reserved=True, max_new_tokens=3)
+    assert len(await collect(whole, gate)) == 3, "the gate's own request passes a full queue"
+    results = await asyncio.gather(*attempts)
+    refused = [result for result in results if isinstance(result, str)]
+    assert [result for result in results if isinstance(result, int)] == [40] * 8
+    assert len(refused) == 22
+    assert all("queue is full" in result for result in refused)
+
+
+@pytest.mark.req("R84")
+async def test_a_reader_that_pauses_neither_loses_tokens_nor_holds_the_engine_up(whole: EngineClient) -> None:
+    expected = await collect(whole, make_request("reference", max_new_tokens=100))
+    slow = whole.start(make_request("slow", max_new_tokens=100))
+    events: list[StepEvent] = [await anext(slow)]
+    assert await collect(whole, make_request("quick", max_new_tokens=100)) == expected
+    await asyncio.sleep(0.2)
+    events += [event async for event in slow]
+    assert [token_id for event in events for token_id in event.token_ids] == expected
+    assert len(events) < 40, "what waited was merged"
+
+
+@pytest.mark.req("R22")
+async def test_a_deadline_holds_even_while_the_engine_is_frozen(whole: EngineClient) -> None:
+    os.kill(pid_of(whole), signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(DeadlineExceededError):
+            await collect(whole, make_request(deadline=begun + 0.2))
+        assert time.monotonic() - begun < 1.0
+        assert (await whole.stats()).heartbeat_age_seconds > 0.1
+    finally:
+        os.kill(pid_of(whole), signal.SIGCONT)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
