@@ -1,5 +1,5 @@
-"""The serving process from its first second to its exit, with the real engine: loading, a failed gate, a failed load, a crashed engine,
-a drain."""
+"""The serving process in its first second and at its exit, with the real engine: a failed load, a drain. What comes between, an engine that
+is lost among it, is in ``test_api_real_engine.py``."""
 
 import asyncio
 import json
@@ -14,8 +14,6 @@ from typing import Any
 import openai
 import pytest
 
-from pratique_server.config import EngineLimits
-from pratique_server.serve import ServingProcess
 from tests.integration.server.running import Running, make_spec, serving, serving_process, wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -28,15 +26,6 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def served(tiny_model_dir: Path) -> Iterator[tuple[Running, ServingProcess]]:
-    """One server whose engine is lost in every way; after each it has a new one that is verified."""
-    limits = EngineLimits(restart_backoff_seconds=0.1)
-    with serving(make_spec(tiny_model_dir), engine_limits=limits) as (server, process):
-        server.wait_ready()
-        yield server, process
 
 
 async def open_stream(server: Running) -> tuple[openai.AsyncOpenAI, Any]:
@@ -56,66 +45,6 @@ def test_a_corrupt_weight_file_is_named_and_the_process_stays_up(tiny_model_dir:
         assert "model.safetensors is truncated: it ends after 5000 bytes" in verdict["message"]
         assert server.probe("livez")[0] == 200
         assert server.probe("startupz") == (503, f"ModelMismatch: {verdict['message']}")
-
-
-@pytest.mark.req("R60", "R93")
-def test_a_crashed_engine_ends_streams_with_an_error_and_a_new_one_is_verified(
-    served: tuple[Running, ServingProcess],
-) -> None:
-    """vllm#36960, kserve#6259: healthy after the engine died."""
-    server, process = served
-    first = server.stats()["epoch"]
-
-    async def crash_under_a_stream() -> openai.APIError:
-        client, stream = await open_stream(server)
-        os.kill(engine_pid(process), signal.SIGKILL)
-        with pytest.raises(openai.APIError) as caught:  # noqa: PT012 - reading is what raises
-            async for chunk in stream:
-                assert not chunk.choices or chunk.choices[0].finish_reason is None
-        await client.close()
-        return caught.value
-
-    error = asyncio.run(crash_under_a_stream())
-    assert error.code == "engine_unavailable"
-    wait_until(lambda: server.probe("readyz")[0] == 503, seconds=3)
-    assert server.probe("livez")[0] == 200
-    server.wait_ready()
-    assert server.stats()["epoch"] == first + 1
-    server.wait_idle()
-    answer = server.post("/v1/chat/completions", {"model": "tiny", "messages": HI, "max_tokens": 3})
-    assert answer.status_code == 200
-
-
-def engine_pid(process: Any) -> int:
-    return int(process.engine._core.process.pid)
-
-
-@pytest.mark.req("R93")
-def test_a_fault_in_reading_the_engines_output_ends_every_stream_with_an_error(
-    served: tuple[Running, ServingProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The task that hands out tokens failed and every stream waited for ever."""
-    server, process = served
-    engine: Any = process.engine
-
-    def broken(report: object) -> None:
-        raise RuntimeError("a bug in the output handler")
-
-    async def two_streams() -> list[str | None]:
-        streams = [await open_stream(server) for _ in range(2)]
-        monkeypatch.setattr(engine, "_deliver", broken)
-        codes = []
-        for client, stream in streams:
-            with pytest.raises(openai.APIError) as caught:
-                async for _ in stream:
-                    pass
-            codes.append(caught.value.code)
-            await client.close()
-        monkeypatch.undo()
-        return codes
-
-    assert asyncio.run(asyncio.wait_for(two_streams(), 10)) == ["engine_unavailable"] * 2
-    server.wait_ready()
 
 
 @pytest.fixture

@@ -1,19 +1,25 @@
 """The API in front of the real torch engine, over a real socket, with the official client: every ending, and the engine back at its
-baseline after each."""
+baseline after each. At last the engine is lost in every way, and a new one is verified."""
 
 import asyncio
 import json
+import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from pratique_server.config import ApiLimits
+from pratique_server.config import ApiLimits, EngineLimits
+from pratique_server.serve import ServingProcess
+from tests.integration.server import plain_sockets
+from tests.integration.server.plain_sockets import connect, read_all
 from tests.integration.server.running import Running, make_spec, serving, wait_until
 from tests.support import models
 
@@ -21,6 +27,8 @@ pytestmark = pytest.mark.timeout(180)
 
 KEY, OTHER_KEY = "key-of-the-harbour", "key-of-the-pilot"
 HI: Any = [{"role": "user", "content": "What is pratique?"}]
+LONG: dict[str, Any] = {"max_tokens": 450, "extra_body": {"ignore_eos": True}}
+request_bytes = partial(plain_sockets.request_bytes, key=KEY)
 LIMITS = ApiLimits(header_seconds_max=0.5, body_seconds_max=0.5, stall_seconds_max=1.0, unread_bytes_max=64 * 1024)
 
 
@@ -32,14 +40,20 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(keys_file: Path) -> Iterator[Running]:
+def served(keys_file: Path) -> Iterator[tuple[Running, ServingProcess]]:
     # Deep enough that a long answer takes a second or two: deadlines and disconnects must find it running.
     model = models.tiny_model(layers=8, hidden=128)
-    with serving(make_spec(model, api_keys_path=str(keys_file)), api_limits=LIMITS) as (running, process):
+    spec, engine_limits = make_spec(model, api_keys_path=str(keys_file)), EngineLimits(restart_backoff_seconds=0.1)
+    with serving(spec, api_limits=LIMITS, engine_limits=engine_limits) as (running, process):
         # Small socket buffers, so that a client that does not read is felt after kilobytes, not megabytes.
         process.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         running.wait_ready()
-        yield running
+        yield running, process
+
+
+@pytest.fixture
+def server(served: tuple[Running, ServingProcess]) -> Running:
+    return served[0]
 
 
 @pytest.fixture(autouse=True)
@@ -279,27 +293,6 @@ async def test_render_and_tokenize_agree_with_what_is_counted(server: Running) -
     assert whole.usage.prompt_tokens == tokenized["count"]
 
 
-def request_bytes(body: bytes, *, length: int | None = None, extra: str = "") -> bytes:
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body) if length is None else length}\r\n{extra}\r\n"
-    )
-    return head.encode() + body
-
-
-def read_all(connection: socket.socket, *, seconds: float = 5.0) -> bytes:
-    """Everything until the server closes; a server that does not close fails the test."""
-    connection.settimeout(seconds)
-    received = b""
-    while part := connection.recv(65536):
-        received += part
-    return received
-
-
-def connect(server: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.api_port), timeout=5)
-
-
 def test_a_request_pipelined_after_an_error_is_answered_in_its_turn(server: Running) -> None:
     good = json.dumps({"model": "tiny", "messages": HI, "max_tokens": 1}).encode()
     with connect(server) as connection:
@@ -440,3 +433,69 @@ async def test_a_storm_of_clients_that_come_and_go_leaves_nothing_behind(server:
     assert "left" in by_kind["leave"]
     assert "deadline_exceeded" in by_kind["late"]
     server.wait_idle(seconds=5)
+
+
+async def open_stream(server: Running) -> tuple[openai.AsyncOpenAI, Any]:
+    client = server.openai(KEY)
+    stream = await client.chat.completions.create(model="tiny", messages=HI, stream=True, **LONG)
+    await anext(aiter(stream))
+    return client, stream
+
+
+@pytest.mark.req("R60", "R93")
+def test_a_crashed_engine_ends_streams_with_an_error_and_a_new_one_is_verified(
+    served: tuple[Running, ServingProcess],
+) -> None:
+    """vllm#36960, kserve#6259: healthy after the engine died."""
+    server, process = served
+    first = server.stats()["epoch"]
+
+    async def crash_under_a_stream() -> openai.APIError:
+        client, stream = await open_stream(server)
+        os.kill(engine_pid(process), signal.SIGKILL)
+        with pytest.raises(openai.APIError) as caught:  # noqa: PT012 - reading is what raises
+            async for chunk in stream:
+                assert not chunk.choices or chunk.choices[0].finish_reason is None
+        await client.close()
+        return caught.value
+
+    error = asyncio.run(crash_under_a_stream())
+    assert error.code == "engine_unavailable"
+    wait_until(lambda: server.probe("readyz")[0] == 503, seconds=3)
+    assert server.probe("livez")[0] == 200
+    server.wait_ready()
+    assert server.stats()["epoch"] == first + 1
+    server.wait_idle()
+    assert asyncio.run(greedy(server, max_tokens=3)).choices
+
+
+def engine_pid(process: Any) -> int:
+    return int(process.engine._core.process.pid)
+
+
+@pytest.mark.req("R93")
+def test_a_fault_in_reading_the_engines_output_ends_every_stream_with_an_error(
+    served: tuple[Running, ServingProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task that hands out tokens failed and every stream waited for ever."""
+    server, process = served
+    engine: Any = process.engine
+
+    def broken(report: object) -> None:
+        raise RuntimeError("a bug in the output handler")
+
+    async def two_streams() -> list[str | None]:
+        streams = [await open_stream(server) for _ in range(2)]
+        monkeypatch.setattr(engine, "_deliver", broken)
+        codes = []
+        for client, stream in streams:
+            with pytest.raises(openai.APIError) as caught:
+                async for _ in stream:
+                    pass
+            codes.append(caught.value.code)
+            await client.close()
+        monkeypatch.undo()
+        return codes
+
+    assert asyncio.run(asyncio.wait_for(two_streams(), 10)) == ["engine_unavailable"] * 2
+    server.wait_ready()
