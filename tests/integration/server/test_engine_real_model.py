@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
+from transformers import AutoModelForCausalLM
 
-from pratique_server.engine.loader import load_model
 from pratique_server.engine.local import LocalEngine, start_local_engine
 from pratique_server.engine.protocol import SamplingRules
 from tests.integration.server.engine_client import collect
@@ -29,8 +29,9 @@ async def engine(smollm2_dir: Path) -> AsyncIterator[LocalEngine]:
 
 @pytest.fixture(scope="module")
 def library_model(smollm2_dir: Path) -> Any:
-    """The library's own model, loaded once."""
-    return load_model(smollm2_dir, dtype="FP32").model
+    """The library's own model, loaded by the library."""
+    model = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32, local_files_only=True)
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def encode(folder: Path, *prompts: str) -> list[list[int]]:
@@ -86,6 +87,5 @@ async def test_a_prompt_longer_than_the_step_budget_gives_the_same_as_in_one_pie
     (ids,) = encode(smollm2_dir, "A pilot boards the ship at the mouth of the harbour. " * 43)
     assert len(ids) > 512
     chunked = await collect(engine, make_request(prompt_ids=ids, max_new_tokens=1))
-    with torch.inference_mode():
-        logits = await asyncio.to_thread(lambda: library_model(torch.tensor([ids]), use_cache=False).logits[0, -1])
-    assert chunked == [int(logits.argmax())]
+    output = await asyncio.to_thread(library_model, torch.tensor([ids]), use_cache=False, logits_to_keep=1)
+    assert chunked == [int(output.logits[0, -1].argmax())]
