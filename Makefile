@@ -59,7 +59,18 @@ test-unit: venv ## Unit tests with durations
 
 .PHONY: test-integration
 test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (2-3 min)
-	@$(BIN)/pytest tests/integration tests/mutation/test_sample.py -q -n 3 --dist loadfile --no-loadscope-reorder --durations=10
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-integration-server test-integration-operator
+
+# Side by side: the operator's tests mostly wait, the server's mostly compute, and a worker of the first kind never imports torch.
+INTEGRATION := -q --dist loadfile --no-loadscope-reorder --durations=10
+
+.PHONY: test-integration-server
+test-integration-server:
+	@$(BIN)/pytest tests/integration --ignore tests/integration/operator tests/mutation/test_sample.py -n 2 $(INTEGRATION)
+
+.PHONY: test-integration-operator
+test-integration-operator:
+	@$(BIN)/pytest tests/integration --ignore tests/integration/server -n 3 $(INTEGRATION)
 
 .PHONY: test-e2e
 test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)
