@@ -28,10 +28,10 @@ def run_offline(action: str, *arguments: Any, **options: Any) -> Any:
         from pratique_server.artifacts.errors import ReleaseError
         from pratique_server.engine.protocol import EngineError
         from pratique_server.errors import PratiqueError
-        from pratique_server.imports import import_large
+        from pratique_server.imports import MODELS, import_large
         from pratique_server.text.tokenizer import TokenizerError
 
-        import_large(module)
+        import_large(MODELS, module)
         run: Callable[..., Coroutine[Any, Any, Any]] = getattr(import_module(module), name)
     except ImportError as error:
         raise missing_extra("server", error) from error

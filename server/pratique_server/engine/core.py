@@ -37,7 +37,7 @@ from pratique_server.engine.messages import (
 )
 from pratique_server.engine.protocol import EngineError, LoadError
 from pratique_server.engine.step_engine import StepEngine
-from pratique_server.imports import import_large
+from pratique_server.imports import MODELS, import_large
 from pratique_server.logs import configure_logs
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def main(directory: Path, epoch: int) -> int:
     with sockets.open_core_sockets(directory) as ends:
         try:
             # Here and not above: torch must not be imported before the parent watch runs.
-            import_large("pratique_server.engine.build")
+            import_large(MODELS, "pratique_server.engine.build")
             from pratique_server.engine.build import build_engine, pin_threads
 
             pin_threads()

@@ -15,7 +15,7 @@ from pratique_server.artifacts.errors import FolderError, ManifestError
 from pratique_server.artifacts.files import LoadedFile, hash_json_bytes
 from pratique_server.artifacts.folders import require_tokenizer_folder
 from pratique_server.artifacts.tokenizer_files import TOKENIZER_CONFIG_FILE, TokenizerFiles, read_tokenizer_files
-from pratique_server.imports import import_large
+from pratique_server.imports import MODELS, import_large
 
 # Settings of the compiled tokenizer that ``encode`` and ``decode`` never use.
 _UNUSED_SETTINGS = ("truncation", "padding", "post_processor")
@@ -42,7 +42,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Load from a folder. Raises ``TokenizerError``; never reaches for the network or a home directory."""
-        import_large("transformers.models.auto.tokenization_auto")
+        import_large(MODELS, "transformers.models.auto.tokenization_auto")
         from transformers import AutoTokenizer
 
         folder = Path(path)

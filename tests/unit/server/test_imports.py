@@ -1,6 +1,7 @@
-"""What is imported for good is neither walked while it comes in nor ever again."""
+"""What is imported for good is neither walked while it comes in nor ever again, and what transformers reads for it is read once."""
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +55,24 @@ def test_a_failed_import_leaves_the_collector_as_it_was(enabled: bool) -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         import_large("no_such_module")
     assert gc.isenabled() is enabled
+
+
+OPENED = """
+import sys
+from collections import Counter
+opened = Counter()
+sys.addaudithook(lambda event, arguments: opened.update([str(arguments[0])]) if event == "open" else None)
+sys.modules["torch"] = None
+from pratique_server.imports import MODELS, import_large
+import_large(MODELS)
+import transformers.models
+models = {path: times for path, times in opened.items() if "/modeling_" in path and path.endswith(".py")}
+print(len(models), max(models.values()), transformers.models.llama.__name__, transformers.LlamaConfig.__name__)
+"""
+
+
+def test_the_library_reads_its_model_files_once_and_knows_all_of_them() -> None:
+    done = subprocess.run([sys.executable, "-c", OPENED], capture_output=True, text=True, check=True)
+    files, times, package, config = done.stdout.split()
+    assert int(files) > 300
+    assert (times, package, config) == ("1", "transformers.models.llama", "LlamaConfig")
