@@ -24,7 +24,12 @@ from pratique_operator.pods.containers import Finding
 from pratique_operator.release.trust import Recorded, find_stranger
 
 MESSAGE_CHARS_MAX: Final = 500
-_REFUSED: Final = GATE_REASONS | {Reason.RECORD_MISSING, Reason.SIGNATURE_INVALID, Reason.UNVERIFIED_ENDPOINT}
+# A gate that broke has learned nothing about the release.
+_REFUSED: Final = (GATE_REASONS - {Reason.GATE_FAILED}) | {
+    Reason.RECORD_MISSING,
+    Reason.SIGNATURE_INVALID,
+    Reason.UNVERIFIED_ENDPOINT,
+}
 
 
 def find_hold(snapshot: Snapshot) -> Finding | None:

@@ -106,6 +106,17 @@ def test_a_source_that_is_pinned_is_at_what_it_is_pinned_by() -> None:
     assert [status[role]["modelRevision"] for role in ("serving", "candidate")] == ["c" * 40, digest]
 
 
+def test_gate_that_broke_says_nothing_about_the_release() -> None:
+    broken = updating(failing_pod(REV, Reason.GATE_FAILED, "The gate itself broke"))
+    found = conditions(broken)
+    assert found["Ready"] == ("False", "GateFailed")
+    assert found["Degraded"] == ("True", "GateFailed")
+    assert found["FingerprintVerified"] == ("Unknown", "GateFailed")
+    assert plan_rollout(rollout_state(broken), NOW).entry == OLD  # and passes nothing
+    (verdict,) = status_of(broken)["verdicts"]
+    assert (verdict["result"], verdict["reason"]) == ("Fail", "GateFailed")
+
+
 def test_all_conditions_are_there_from_the_first_pass() -> None:
     """kserve#4454: status empty until ready."""
     assert conditions(make_snapshot()) == {
