@@ -55,7 +55,7 @@ def test_policy_stays_while_the_spec_cannot_be_served(world: World) -> None:
     world.wait_reason("InvalidSpec")
     before = stored(world)["metadata"]["uid"]
     world.cluster._call("DELETE", kinds.NETWORK_POLICY.path(world.namespace, "svc"))
-    eventually(lambda: "NetworkPolicy/svc" in world.children(), what="the policy is back")
+    eventually(lambda: world.list(kinds.NETWORK_POLICY), what="the policy is back")
     assert stored(world)["metadata"]["uid"] != before
 
 

@@ -24,14 +24,14 @@ def test_drift_is_repaired(slow_world: World) -> None:
     core = world.cluster
     core.patch(kinds.DEPLOYMENT, world.namespace, f"svc-{revision}", {"spec": {"replicas": 3}})
     eventually(
-        lambda: world.children()[f"Deployment/svc-{revision}"]["spec"]["replicas"] == 1, what="replicas are back"
+        lambda: child(world, kinds.DEPLOYMENT, f"svc-{revision}")["spec"]["replicas"] == 1, what="replicas are back"
     )
     core.patch(kinds.SERVICE, world.namespace, "svc", {"spec": {"selector": {constants.LABEL_REVISION: "gone"}}})
     eventually(lambda: world.entry() == revision, what="the selector is back")
     for service in ("svc", f"svc-{revision}"):
         core.patch(kinds.SERVICE, world.namespace, service, {"spec": {"publishNotReadyAddresses": True}})
         eventually(
-            lambda: not world.children()[f"Service/{service}"]["spec"].get("publishNotReadyAddresses"),  # noqa: B023
+            lambda: not child(world, kinds.SERVICE, service)["spec"].get("publishNotReadyAddresses"),  # noqa: B023
             what="pods that have not passed get no traffic again",
         )
     for kind, name in (
@@ -60,7 +60,9 @@ def by_hand(world: World, kind: Kind, name: str, body: Manifest, *, manager: str
 
 
 def child(world: World, kind: Kind, name: str) -> Manifest:
-    return world.children()[f"{kind.kind}/{name}"]
+    found = world.cluster.get(kind, world.namespace, name)
+    assert found is not None, f"{kind.kind} {name} has gone"
+    return found
 
 
 MINE = {"name": "mine", "port": 81, "targetPort": 9999, "protocol": "TCP"}
@@ -189,7 +191,7 @@ def test_deletion_leaves_nothing(own_world: World, operator_up: bool) -> None:
     if not operator_up:
         world.operator.stop()
     world.delete()
-    eventually(lambda: world.children() == {} and world.list(kinds.POD) == [], timeout=30, what="nothing is left")
+    eventually(lambda: world.list(kinds.POD) == [] and world.children() == {}, timeout=30, what="nothing is left")
     assert world.cluster.get(kinds.INFERENCE_SERVICE, world.namespace, "svc") is None
 
 

@@ -105,14 +105,14 @@ def test_newer_spec_replaces_a_broken_candidate_and_going_back_removes_it(world:
     world.wait_reason("CrashLooping")
     broken = world.target()
     world.create(engine={"image": "localhost/none:3"})
-    eventually(lambda: f"Deployment/svc-{broken}" not in world.children(), what="the broken candidate is gone")
+    eventually(lambda: broken not in world.deployed(), what="the broken candidate is gone")
     assert world.target() not in (stable, broken)
     world.create()
     world.wait_ready()
     assert world.target() == stable
     eventually(lambda: len(world.list(kinds.POD)) == 1, what="only the stable's pod is left")
     assert world.list(kinds.POD)[0]["metadata"]["uid"] == stable_pod
-    assert [key for key in world.children() if key.startswith("Deployment")] == [f"Deployment/svc-{stable}"]
+    assert world.deployed() == [stable]
 
 
 def test_broken_first_deploy_is_replaced_by_a_fixed_spec(world: World) -> None:
@@ -123,7 +123,7 @@ def test_broken_first_deploy_is_replaced_by_a_fixed_spec(world: World) -> None:
     assert world.wait_reason("OutOfMemory")["status"] == "False"
     world.create(engine={"image": "localhost/none:2"})
     world.wait_ready()
-    eventually(lambda: len([k for k in world.children() if k.startswith("Deployment")]) == 1, what="one revision")
+    eventually(lambda: len(world.deployed()) == 1, what="one revision")
 
 
 def test_recreate_stops_the_old_pods_before_the_new_ones_start(world: World) -> None:
@@ -149,10 +149,10 @@ def test_old_revisions_are_kept_up_to_the_history_limit(world: World) -> None:
         world.wait_ready()
 
     def two() -> bool:
-        return len([key for key in world.children() if key.startswith("Deployment")]) == 2
+        return len(world.deployed()) == 2
 
     eventually(two, what="the serving revision and one old one are left")
-    assert sum(key.startswith("ConfigMap") for key in world.children()) == 2
+    assert len(world.list(kinds.CONFIG_MAP)) == 2
 
 
 def test_scale_subresource_changes_replicas_of_the_serving_pods(world: World) -> None:
@@ -178,7 +178,7 @@ def test_paused_holds_a_new_revision_back(world: World) -> None:
     stable = world.target()
     world.create(engine={"image": "localhost/none:2"}, rollout={"paused": True})
     assert world.wait_reason("Paused")["status"] == "False"
-    assert [key for key in world.children() if key.startswith("Deployment")] == [f"Deployment/svc-{stable}"]
+    assert world.deployed() == [stable]
     world.create(engine={"image": "localhost/none:2"})
     world.wait_ready()
     assert world.entry() != stable

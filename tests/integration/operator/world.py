@@ -143,6 +143,10 @@ class World:
             for child in self.list(kind, name)
         }
 
+    def deployed(self, name: str = "svc") -> Sequence[str]:
+        """The revisions that have a Deployment."""
+        return [found["metadata"]["labels"][constants.LABEL_REVISION] for found in self.list(kinds.DEPLOYMENT, name)]
+
     def versions(self, name: str = "svc") -> dict[str, str]:
         """resourceVersion of the service and of every child."""
         found = {key: child["metadata"]["resourceVersion"] for key, child in self.children(name).items()}
