@@ -6,6 +6,7 @@
 3  could not be done: a file that is not there or not what it should be, a server that does not answer
 4  (release review) a field cannot be compared: the release is not reproducible
 5  (release review) a test was run and failed
+130  interrupted by Ctrl-C
 """
 
 from typing import Final
@@ -16,6 +17,7 @@ EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3
 EXIT_NOT_REPRODUCIBLE: Final = 4
 EXIT_FAILED_TEST: Final = 5
+EXIT_INTERRUPTED: Final = 130
 
 
 class CliError(Exception):

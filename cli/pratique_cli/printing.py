@@ -1,6 +1,8 @@
 """Tables for people, JSON and YAML for programs. Plain text on purpose: it survives pipes, logs and narrow terminals."""
 
+import io
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -43,6 +45,49 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = (GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
     return "\n".join(lines)
+
+
+class _Reader(io.FileIO):
+    """A descriptor whose other end may be closed: what is written then is dropped."""
+
+    gone = False
+    dropped = False
+
+    def write(self, data: Any, /) -> int:
+        if _Reader.dropped:
+            return len(memoryview(data).cast("B"))
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _Reader.gone = True
+            return len(memoryview(data).cast("B"))
+
+
+def outlive_the_reader() -> None:
+    """Let ``head`` or a pager end before us: a command whose answer is its exit code goes on to it."""
+    standard: io.TextIOWrapper | None = sys.__stdout__
+    if standard is None or sys.stdout is not standard:  # closed, or somebody else's
+        return
+    standard.flush()
+    raw = _Reader(os.dup(standard.fileno()), "w")
+    sys.stdout = io.TextIOWrapper(
+        # Unbuffered, as Python itself makes it then.
+        raw if standard.write_through else io.BufferedWriter(raw),
+        encoding=standard.encoding,
+        errors=standard.errors,
+        line_buffering=standard.line_buffering,
+        write_through=standard.write_through,
+    )
+
+
+def drop_output() -> None:
+    """What is left in the buffer would be tried again, and complained of, while the interpreter ends."""
+    _Reader.dropped = True
+
+
+def is_read() -> bool:
+    """Whether somebody still reads what is printed, as far as was noticed."""
+    return not _Reader.gone
 
 
 def note(message: str) -> None:

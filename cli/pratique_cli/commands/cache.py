@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
+from pratique_cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError, missing_extra
 from pratique_cli.printing import Format, emit, format_table, note, say
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _errors() -> Iterator[None]:
     except FetchError as error:
         raise CliError(error.message) from error
     except HaltedError as error:
-        raise CliError("Stopped; what was about to go is kept") from error
+        raise CliError("Stopped; what was about to go is kept", code=EXIT_INTERRUPTED) from error
 
 
 def _parse_age(text: str) -> float:

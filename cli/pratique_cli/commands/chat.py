@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pratique_cli.errors import EXIT_USAGE, CliError
-from pratique_cli.printing import note, plain
+from pratique_cli.printing import is_read, note, plain
 
 if TYPE_CHECKING:
     from pratique_cli.chat_client import ChatClient, Message, SocketTarget
@@ -79,6 +79,8 @@ def _answer(client: "ChatClient", messages: "list[Message]", options: dict[str, 
     for piece in client.stream(messages, **options):
         pieces.append(piece)
         print(plain(piece), end="", flush=True)
+        if not is_read():  # nobody wants the rest, and it costs the server's time
+            raise typer.Exit
     print(flush=True)
     if not quiet:
         note(_footer(client))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
+from pratique_cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError, missing_extra
 from pratique_cli.options import takes_options
 from pratique_cli.source_options import SourceOptions
 
@@ -51,5 +51,7 @@ def fetch(
             weights=not source.tokenizer_only,
             code=source.code,
         )
+    except person.StoppedError as error:
+        raise CliError(str(error), code=EXIT_INTERRUPTED) from error
     except person.PersonError as error:
         raise CliError(str(error)) from error

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pratique_cli.errors import CliError, missing_extra
+from pratique_cli.errors import EXIT_INTERRUPTED, CliError, missing_extra
 from pratique_cli.options import takes_options
 from pratique_cli.printing import Format, emit, note, to_yaml
 from pratique_cli.source_options import SourceOptions
@@ -44,6 +44,8 @@ def resolve(
             weights=not source.tokenizer_only,
             code=source.code,
         )
+    except person.StoppedError as error:
+        raise CliError(str(error), code=EXIT_INTERRUPTED) from error
     except person.PersonError as error:
         raise CliError(str(error)) from error
     if form is Format.TEXT:

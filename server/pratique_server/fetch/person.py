@@ -31,10 +31,16 @@ class PersonError(Exception):
     """Why it could not be done, in one sentence without secrets."""
 
 
+class StoppedError(PersonError):
+    """The person has."""
+
+
 def fetch_for_person(
     uri: str, folder: Path, *, revision: str | None, download: DownloadSpec, weights: bool, code: bool
 ) -> None:
     """Fetch one source into a folder; raises ``PersonError``."""
+    if not folder.absolute().name:
+        raise PersonError(f"{folder} cannot be filled as a whole; name a folder below it")
     target = Target(uri=uri, revision=revision, path=folder.absolute(), wanted=Wanted(weights=weights, code=code))
     _run(uri, lambda fetcher: fetcher.fetch(target), download, stopped="Stopped; run it again to go on where it was")
 
@@ -65,7 +71,7 @@ def _run(uri: str, act: Callable[[Fetcher], None], download: DownloadSpec, *, st
     settings = Settings(download=download, credentials=credentials)
     failure = run_fetcher(act, settings, Progress(), halt, log_seconds=LOG_SECONDS)
     if isinstance(failure, HaltedError):
-        raise PersonError(stopped)
+        raise StoppedError(stopped)
     if failure is not None:
         raise PersonError(_for_person(redactor.clean(f"{failure.reason}: {failure.message}")))
 
