@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pratique_cli.errors import CliError
+from pratique_cli.errors import EXIT_USAGE, CliError
 from pratique_contract.constants import CHAT_COMPLETIONS_PATH, FINGERPRINT_HEADER, MODELS_PATH
 
 Message = dict[str, str]
@@ -114,11 +114,15 @@ class Target:
     def __init__(self, url: str) -> None:
         from urllib.parse import urlsplit
 
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CliError(f"{url} is not an http:// or https:// URL")
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError as error:  # a bracket without its other half, a port that is none
+            raise CliError(f"{url!r} is not an http:// or https:// URL: {error}", code=EXIT_USAGE) from error
+        if host is None or parts.scheme not in ("http", "https"):
+            raise CliError(f"{url!r} is not an http:// or https:// URL", code=EXIT_USAGE)
         self._url = url
-        self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
+        self._host, self._port, self._tls = host, port, parts.scheme == "https"
         self.prefix = parts.path.rstrip("/").removesuffix("/v1")
 
     def __str__(self) -> str:

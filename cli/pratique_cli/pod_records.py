@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from pratique_cli.errors import EXIT_FAILED, EXIT_NO, CliError
+from pratique_cli.errors import EXIT_FAILED, EXIT_NO, EXIT_USAGE, CliError
 
 if TYPE_CHECKING:
     from pratique_contract.record import ReleaseRecord
@@ -26,9 +26,19 @@ class ManagementPort(Protocol):
 
 def at_url(url: str) -> ManagementPort:
     """A port that this machine reaches itself, as ``kubectl port-forward`` or ``pratique serve`` opens one."""
+    from urllib.parse import urlsplit
+
     import httpx
 
     from pratique_contract.certificates import must_verify
+
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its other half, a port that is none
+        usable = False
+    if not usable:
+        raise CliError(f"{url!r} is not an http:// or https:// URL of a management port", code=EXIT_USAGE)
 
     def request(method: str, path: str, body: bytes) -> tuple[int, bytes]:
         try:

@@ -111,12 +111,13 @@ def read_release(path: Path) -> "tuple[ReleaseManifest, GoldenRecord | None]":
 
     from pydantic import ValidationError
 
+    from pratique_contract.canonical import JSON_ERRORS
     from pratique_contract.manifest import ReleaseManifest
 
     text = read_source(path).text
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except JSON_ERRORS as error:
         raise CliError(f"{path} is not JSON: {error}") from error
     if isinstance(value, dict) and "manifest" in value:
         record = read_record(path)

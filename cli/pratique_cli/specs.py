@@ -6,9 +6,11 @@ desk has the fingerprint the pods will have; ``--model`` says where the files li
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
+
+TEXT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 if TYPE_CHECKING:  # pydantic is slow to import, and only commands that run need it
     from pratique_contract.serving import ServingSpec
@@ -260,12 +262,17 @@ def read_documents(path: Path) -> list[Any]:
         return [document for document in yaml.safe_load_all(read_text(path)) if document is not None]
     except yaml.YAMLError as error:
         raise CliError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise CliError(f"{path} is nested more deeply than any manifest") from error
 
 
 def read_text(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return file.read()
+        with path.open("rb") as file:
+            content = file.read(TEXT_BYTES_MAX + 1)
+        if len(content) > TEXT_BYTES_MAX:
+            raise CliError(f"{path} has more than {TEXT_BYTES_MAX} bytes: no record, manifest or document is so large")
+        return content.decode()
     except IsADirectoryError as error:
         raise CliError(f"{path} is a folder, and a file is needed here") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -35,9 +35,9 @@ def serve(
     max_model_len: Annotated[int | None, typer.Option(help="Context limit. Default: the model's own.")] = None,
     chat_template: Annotated[Path | None, typer.Option(help="File with the chat template.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1 with --model.")] = None,
-    port: Annotated[int | None, typer.Option(help="API port. Default: 8000.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="API port. Default: 8000.")] = None,
     management_port: Annotated[
-        int | None, typer.Option(help="Port of probes, verdict and metrics. Default: 8001.")
+        int | None, typer.Option(min=0, max=65535, help="Port of probes, verdict and metrics. Default: 8001.")
     ] = None,
 ) -> None:
     """Load a model, prove its release through its own HTTP path, then serve it."""

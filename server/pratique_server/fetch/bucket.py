@@ -35,10 +35,10 @@ from pratique_contract.canonical import digest_json
 from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.errors import CorruptError, FetchError, NotFoundError
 from pratique_server.fetch.hashing import Algorithm, Checksum
-from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport
+from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport, split_endpoint
 from pratique_server.fetch.proxies import proxy_for
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
-from pratique_server.fetch.secrets import Credentials
+from pratique_server.fetch.secrets import Credentials, clean_url
 from pratique_server.fetch.selection import Wanted, require_usable, select
 from pratique_server.fetch.uris import BucketSource
 
@@ -88,10 +88,12 @@ class BucketRemote:
         self._source = source
         self._wanted = wanted
         endpoint = download.s3_endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or DEFAULT_ENDPOINT
-        parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+        parts = split_endpoint(endpoint if "://" in endpoint else f"https://{endpoint}")
+        if parts is None or parts.path.strip("/"):
+            raise FetchError(
+                f"The S3 endpoint {clean_url(endpoint)} is not of the form https://HOST or https://HOST:PORT"
+            )
         self._host = parts.netloc.rpartition("@")[2]
-        if parts.path.strip("/") or not self._host or parts.scheme not in ("http", "https"):
-            raise FetchError(f"The S3 endpoint {endpoint} is not of the form https://host[:port]")
         region = download.s3_region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         self._client = Minio(
             self._host,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import certifi
 import httpx
@@ -59,6 +59,16 @@ def _read_usual_authorities() -> ssl.SSLContext:
 
 # Nobody changes it, so one is enough: reading takes 40 ms.
 _trust_usual_authorities = cache(_read_usual_authorities)
+
+
+def split_endpoint(url: str) -> SplitResult | None:
+    """The parts of a service's address, or None for what is none."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its other half, a port that is none
+        return None
+    return parts if usable else None
 
 
 def make_client(credentials: Credentials, download: DownloadSpec, *, tls: ssl.SSLContext | None = None) -> httpx.Client:

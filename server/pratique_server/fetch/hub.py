@@ -25,10 +25,10 @@ from huggingface_hub.hf_api import RepoFile
 from pratique_contract.serving import DownloadSpec
 from pratique_server.fetch.errors import CorruptError, FetchError, NotFoundError, UnauthorizedError
 from pratique_server.fetch.hashing import Checksum
-from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport
+from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, explain_transport, split_endpoint
 from pratique_server.fetch.proxies import proxy_for
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
-from pratique_server.fetch.secrets import Credentials
+from pratique_server.fetch.secrets import Credentials, clean_url
 from pratique_server.fetch.selection import Wanted, require_usable, select
 from pratique_server.fetch.uris import HubSource, is_commit
 
@@ -54,6 +54,10 @@ class HubRemote:
         self._wanted = wanted
         self._token = credentials.token
         self._endpoint = (download.hub_endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        if split_endpoint(self._endpoint) is None:
+            raise FetchError(
+                f"The hub's endpoint {clean_url(self._endpoint)} is not of the form https://HOST or https://HOST:PORT"
+            )
         self._api = HfApi(endpoint=self._endpoint, token=self._token or False, user_agent="pratique-fetch")
         self._commit: str | None = source.revision if source.immutable else None
         proxy = proxy_for(self._endpoint)

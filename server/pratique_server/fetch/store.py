@@ -97,7 +97,9 @@ class Store:
             raise FetchError(
                 f"{self.path} is a mount of its own, and a finished folder comes there with one rename; name a folder below it"
             )
-        if not self.path.is_dir() or any(self.path.iterdir()):
+        if not self.path.is_dir():
+            raise FetchError(f"{self.path} is a file; name the folder to fill")
+        if any(self.path.iterdir()):
             raise FetchError(
                 f"{self.path} holds files that no fetch has put there; name an empty folder, or remove them"
             )

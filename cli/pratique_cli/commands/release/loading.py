@@ -16,6 +16,7 @@ from pratique_cli.commands.release.output import (
     describe_manifest,
     describe_verdict,
     format_record,
+    require_writable,
     signature_path,
     to_text,
     write,
@@ -38,6 +39,7 @@ def build(
     form: Annotated[Format, typer.Option("--format", "-o", help="How to print it.")] = Format.JSON,
 ) -> None:
     """Load a release and print its manifest: eight parts, each with its digest, and the fingerprint."""
+    require_writable(output)
     manifest = run_offline("build", release.spec())
     text = describe_manifest(manifest) if form is Format.TEXT else to_text(manifest.describe(), form)
     write(text, output)
@@ -76,6 +78,7 @@ def record(
         raise CliError(
             "--key needs --output FILE (the signature goes beside it) or --format configmap", code=EXIT_USAGE
         )
+    require_writable(output)
     base = None if add_output is None else read_record(add_output)
     port = _running_pod(release, url=url, namespace=namespace, pod=pod, context=context)
     if form is RecordFormat.CONFIGMAP and name is None:

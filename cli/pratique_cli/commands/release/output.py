@@ -1,6 +1,7 @@
 """What the release commands print, and where to. Pure but for ``write``."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,19 @@ def _on_one_line(text: str) -> str:
 
 def to_text(value: Any, form: Format) -> str:
     return to_yaml(value) if form is Format.YAML else json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def require_writable(output: Path | None) -> None:
+    """Raises ``CliError`` for a place that ``write`` could not write to: before the minutes that it takes to have something to write."""
+    if output is None:
+        return
+    if output.is_dir():
+        raise CliError(f"{output} cannot be written: it is a folder")
+    place = output if output.exists() else output.absolute().parent
+    if not place.exists():
+        raise CliError(f"{output} cannot be written: there is no folder {place}")
+    if not os.access(place, os.W_OK):
+        raise CliError(f"{output} cannot be written: Permission denied")
 
 
 def write(text: str, output: Path | None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pratique_cli.commands.release.options import ReleaseOptions
-from pratique_cli.commands.release.output import write
+from pratique_cli.commands.release.output import require_writable, write
 from pratique_cli.errors import EXIT_USAGE, CliError
 from pratique_cli.options import takes_options
 from pratique_cli.printing import Format, emit, note
@@ -61,6 +61,7 @@ def review(
     if unknown:
         raise CliError(f"--test takes {', '.join(KINDS)}; not {unknown[0]}", code=EXIT_USAGE)
     sides = read_sides(reference_file, candidate_file)
+    require_writable(output)
     if output is not None:
         _require_record(sides, candidate_file)
     outcome = run_all(sides, reference, candidate, kinds=test, limits=limits, prompts=prompts, say=note)
