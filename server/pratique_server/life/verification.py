@@ -32,6 +32,8 @@ from pratique_server.metrics import Metrics
 
 # A prefill step of this many tokens is about as long as a few decode steps: nobody notices that it could not be cut.
 SHORT_PROMPT_TOKENS_MAX: Final = 128
+# How long after a fault of its own looking after a pod goes on.
+AGAIN_SECONDS: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +97,8 @@ class Verification:
 
     async def look_after(self, loaded: Loaded) -> None:
         """After a passed verdict, until it is cancelled. Never raises for what it does itself: the pod goes on serving."""
-        watch = asyncio.create_task(self._guarded("the recorded release", self._watch_recorded(loaded)))
-        reverify = asyncio.create_task(self._guarded("re-verification", self._reverify(loaded)))
+        watch = asyncio.create_task(self._guarded("the recorded release", partial(self._watch_recorded, loaded)))
+        reverify = asyncio.create_task(self._guarded("re-verification", partial(self._reverify, loaded)))
         try:
             await asyncio.gather(watch, reverify)
         finally:
@@ -177,8 +179,11 @@ class Verification:
 
         return [*(partial(runner.run, case) for case in (short if short and not whole else cases)), check_blocks]
 
-    async def _guarded(self, what: str, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except Exception:  # noqa: BLE001 - a verified pod serves on
-            _log.exception("Could not go on with %s", what)
+    async def _guarded(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Until the work is done: a verified pod serves on when it breaks, but is not left alone for good."""
+        while True:
+            try:
+                return await work()
+            except Exception:  # noqa: BLE001 - see above
+                _log.exception("Could not go on with %s; again in %g s", what, AGAIN_SECONDS)
+            await self._sleep(AGAIN_SECONDS)

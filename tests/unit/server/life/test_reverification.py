@@ -125,6 +125,7 @@ async def test_a_passed_round_forgives_what_came_before() -> None:
         EngineDeadError("The engine process is not running."),
         CheckFailedError(Reason.ENGINE_UNREACHABLE, "HTTP 503"),
         GaveWayError("a user"),
+        ZeroDivisionError("a fault of ours"),
     ],
 )
 async def test_what_says_nothing_about_the_answers_is_no_failure(outcome: Exception) -> None:
@@ -181,10 +182,11 @@ async def test_a_round_that_was_cut_goes_on_where_it_was() -> None:
 
 async def test_rounds_are_counted_by_result() -> None:
     metrics = Metrics()
-    await _run(Rounds([None, WRONG, None]), ReverifySpec(failures=2), metrics)
+    await _run(Rounds([None, WRONG, ZeroDivisionError(), None]), ReverifySpec(failures=2), metrics)
     lines = metrics.exposition().decode()
     assert 'pratique_reverifications_total{result="pass"} 2.0' in lines
     assert 'pratique_reverifications_total{result="fail"} 1.0' in lines
+    assert 'pratique_reverifications_total{result="error"} 1.0' in lines
 
 
 async def test_an_interval_of_zero_switches_it_off() -> None:

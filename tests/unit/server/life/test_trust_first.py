@@ -12,6 +12,7 @@ from pratique_contract.canonical import digest_bytes
 from pratique_contract.record import ReleaseRecord
 from pratique_server.artifacts.files import LoadedFile
 from pratique_server.engine.protocol import EngineIdentity
+from pratique_server.life import verification
 from pratique_server.life.verification import Verification
 from pratique_server.text import Tokenizer
 from tests.support.releases import make_digest, make_record
@@ -129,6 +130,28 @@ async def test_a_pod_that_recorded_itself_is_held_against_the_record_that_was_ke
         await it.until("readyz", 503)
         verdict = await it.verdict()
         assert (verdict["result"], verdict["reason"]) == ("Fail", "ModelMismatch")
+
+
+async def test_a_fault_while_it_waits_for_the_record_that_is_kept_does_not_end_the_wait(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a pod that nobody approved would never be held against the record that somebody keeps."""
+    kept, recorded = (await _first_record(tiny_model_dir)).to_json(), tmp_path / "record.json"
+    find, looks = verification.find_record, []
+
+    def fail_once(*arguments: Any) -> Any:
+        looks.append(1)
+        if len(looks) == 2:
+            raise OSError("input/output error")
+        return find(*arguments)
+
+    monkeypatch.setattr(verification, "find_record", fail_once)
+    monkeypatch.setattr(verification, "AGAIN_SECONDS", 0.01)
+    async with pod(tiny_model_dir, recorded=recorded, engine=OtherWeights(events_of("ok"))) as it:
+        await it.until("readyz", 200)
+        await eventually(lambda: len(looks) > 2)
+        _bring(recorded, kept)
+        await it.until("readyz", 503)
 
 
 async def test_a_pod_too_busy_to_be_compared_serves_on_until_it_can_be(
