@@ -4,21 +4,21 @@ Uses the current kubeconfig context, or the pod's own account inside a cluster. 
 """
 
 import json
-import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
-from pratique_cli.errors import EXIT_USAGE, CliError, missing_extra
-from pratique_cli.printing import plain
+from pratique_cli.errors import CliError, missing_extra
+from pratique_cli.names import require_names
 from pratique_contract import constants
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_contract.sources import cache_folder, is_fetched
 
 REQUEST_SECONDS_MAX: Final = 15.0
 LIST_PAGE: Final = 500
-_NAME: Final = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
+MESSAGE_CHARACTERS_MAX: Final = 400
 _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Cluster:
 
     def get_service(self, name: str, namespace: str) -> dict[str, Any]:
         """The InferenceService; raises ``CliError`` when it is not there."""
-        _require_names(service=name, namespace=namespace)
+        require_names(service=name, namespace=namespace)
         api = self._client.CustomObjectsApi()
         found: dict[str, Any] = self._call(
             f"InferenceService {namespace}/{name}",
@@ -64,7 +64,7 @@ class Cluster:
 
     def get_config_map(self, name: str, namespace: str) -> dict[str, str]:
         """The data of a ConfigMap; raises ``CliError`` when it is not there."""
-        _require_names(ConfigMap=name, namespace=namespace)
+        require_names(ConfigMap=name, namespace=namespace)
         api = self._client.CoreV1Api()
         found = self._call(
             f"ConfigMap {namespace}/{name}",
@@ -74,7 +74,7 @@ class Cluster:
 
     def patch_service(self, name: str, namespace: str, body: dict[str, Any]) -> bool:
         """JSON merge patch of the InferenceService; False when ``body`` names a resourceVersion that is not the newest."""
-        _require_names(service=name, namespace=namespace)
+        require_names(service=name, namespace=namespace)
         api = self._client.CustomObjectsApi()
 
         def patch() -> bool:
@@ -99,7 +99,7 @@ class Cluster:
 
     def ready_pod(self, name: str, namespace: str) -> tuple[str, int]:
         """A pod behind the entry Service that is ready, and its API port."""
-        _require_names(service=name, namespace=namespace)
+        require_names(service=name, namespace=namespace)
         api = self._client.DiscoveryV1Api()
         slices = self._call(
             f"The endpoints of {namespace}/{name}",
@@ -118,7 +118,7 @@ class Cluster:
 
     def any_pod(self, name: str, namespace: str) -> str:
         """A pod of the service that runs: a verified one before one that is refused."""
-        _require_names(service=name, namespace=namespace)
+        require_names(service=name, namespace=namespace)
         api = self._client.CoreV1Api()
         pods = self._call(
             f"The pods of {namespace}/{name}",
@@ -140,7 +140,7 @@ class Cluster:
         found: set[str] = set()
         for namespace in namespaces or (None,):
             if namespace is not None:
-                _require_names(namespace=namespace)
+                require_names(namespace=namespace)
             place, where = ((), "of all namespaces") if namespace is None else ((namespace,), f"of {namespace}")
             pods = core.list_pod_for_all_namespaces if namespace is None else core.list_namespaced_pod
             deployments = (
@@ -186,7 +186,7 @@ class Cluster:
         self, pod: str, port: int, namespace: str, method: str, path: str, body: bytes
     ) -> tuple[int, bytes]:
         """One HTTP request to a pod's port through the API server's proxy: status and body, whatever the status."""
-        _require_names(pod=pod, namespace=namespace)
+        require_names(pod=pod, namespace=namespace)
         client = self._client.ApiClient()
         token = client.configuration.auth_settings().get("BearerToken")
         headers = {"Content-Type": "application/json", **({"Authorization": str(token["value"])} if token else {})}
@@ -201,7 +201,7 @@ class Cluster:
 
     def connect(self, pod: str, port: int, namespace: str) -> socket.socket:
         """A connection to a port of a pod, forwarded by the API server. Closing the socket ends it."""
-        _require_names(pod=pod, namespace=namespace)
+        require_names(pod=pod, namespace=namespace)
         from kubernetes.stream import portforward
 
         api = self._client.CoreV1Api()
@@ -229,17 +229,21 @@ class Cluster:
             # The client packs the whole failed handshake of a port forward into the reason.
             reason = str(error.reason).split(" -+-+- ")[0]
             status = f"HTTP {error.status} " if error.status else ""
-            raise CliError(f"{what} cannot be had: {status}{reason}") from error
+            raise CliError(f"{what} cannot be had: {status}{reason}{_told(error)}") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             host = self._client.ApiClient().configuration.host
             raise CliError(f"The cluster at {host} does not answer: {_why(error)}") from error
 
 
-def _require_names(**given: str) -> None:
-    """A text that no object can have as its name is not put into a path: an empty one, or dots, would ask for something else."""
-    for what, name in given.items():
-        if not _NAME.fullmatch(name):
-            raise CliError(f"No {what} can have the name {plain(name)!r}", code=EXIT_USAGE)
+def _told(error: Any) -> str:
+    """Why the API server refused, in its own words: they name the account and the right it lacks."""
+    if error.status == 401:
+        return ": the credentials of the kubeconfig are wrong, or have expired"
+    try:
+        message = str(json.loads(error.body)["message"])
+    except (*JSON_ERRORS, TypeError, KeyError):
+        return ""
+    return f": {message[:MESSAGE_CHARACTERS_MAX]}" if error.status == 403 else ""
 
 
 def _own_namespace() -> str:

@@ -189,6 +189,17 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_loaded(
         assert (result.code, result.err.count("\n"), why in result.err) == (3, 1, True), result.err
 
 
+def test_a_key_or_name_that_cannot_be_used_is_told_before_anything_is_loaded(
+    pratique: Run, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(b"\xff")
+    record = ("release", "record", "--model", tiny_model_dir)
+    result = pratique(*record, "--output", tmp_path / "x.json", "--key", tmp_path / "key")
+    assert (result.code, result.err.count("\n"), "key cannot be read" in result.err) == (3, 1, True), result.err
+    result = pratique(*record, "--format", "configmap", "--name", "A_b")
+    assert (result.code, result.err) == (2, "error: No ConfigMap can have the name 'A_b'\n")
+
+
 @pytest.mark.parametrize(("folder", "why"), [("/", "name a folder below it"), ("{file}", "is a file; name the folder")])
 def test_a_folder_that_cannot_be_filled_is_told(pratique: Run, tmp_path: Path, folder: str, why: str) -> None:
     (tmp_path / "file").touch()

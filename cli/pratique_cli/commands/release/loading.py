@@ -28,6 +28,8 @@ from pratique_cli.pod_records import ManagementPort, at_url, obtain_record
 from pratique_cli.printing import Format, emit, note, say
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from pratique_contract.record import ReleaseRecord
     from pratique_contract.verdict import Verdict
 
@@ -80,19 +82,27 @@ def record(
         )
     require_writable(output)
     base = None if add_output is None else read_record(add_output)
+    private = None if key is None else _read_key(key)
     port = _running_pod(release, url=url, namespace=namespace, pod=pod, context=context)
     if form is RecordFormat.CONFIGMAP and name is None:
         name = _default_name(release)
     made = _record_here(release, base) if port is None else obtain_record(port, base=base, tell=note)
     text = RecordText.of(made, name=name)
-    if key is not None:
-        from pratique_cli.signatures import read_private_key, sign_text
+    if private is not None:
+        from pratique_cli.signatures import sign_text
 
-        text = text.signed(sign_text(read_private_key(key), text.text))
+        text = text.signed(sign_text(private, text.text))
     write(format_record(text, form, immutable=immutable), output)
     if text.signature is not None and form is RecordFormat.JSON and output is not None:
         write(text.signature, signature_path(output))
     note(_say_recorded(made, base))
+
+
+def _read_key(path: Path) -> "Ed25519PrivateKey":
+    """Before anything is loaded: a wrong password is no reason to search for golden cases again."""
+    from pratique_cli.signatures import read_private_key
+
+    return read_private_key(path)
 
 
 def _running_pod(

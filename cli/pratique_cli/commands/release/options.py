@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pratique_cli.errors import CliError
+from pratique_cli.names import check_map_name
 from pratique_cli.options import option_names
 
 if TYPE_CHECKING:
@@ -83,7 +84,11 @@ FileArgument = Annotated[Path, typer.Argument(help="Record, ConfigMap with a rec
 RecordArgument = Annotated[Path, typer.Argument(help="Record, or ConfigMap with a record.")]
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", help="Name of the ConfigMap. Default with --service: its recordRef, or NAME-release."),
+    typer.Option(
+        "--name",
+        callback=check_map_name,
+        help="Name of the ConfigMap. Default with --service: its recordRef, or NAME-release.",
+    ),
 ]
 ServiceOption = Annotated[
     Path | None, typer.Option("--service", help="InferenceService manifest that will refer to the ConfigMap.")
