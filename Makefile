@@ -59,18 +59,19 @@ test-unit: venv ## Unit tests with durations
 
 .PHONY: test-integration
 test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (2-3 min)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-integration-server test-integration-operator
+	@echo "Two halves at once; each one's output comes when it ends"
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-integration-engine test-integration-light
 
-# Side by side: the operator's tests mostly wait, the server's mostly compute, and a worker of the first kind never imports torch.
+# Side by side: what computes, on as many workers as there are cores, and what mostly waits and never imports torch.
 INTEGRATION := -q --dist loadfile --no-loadscope-reorder --durations=10
 
-.PHONY: test-integration-server
-test-integration-server:
-	@$(BIN)/pytest tests/integration --ignore tests/integration/operator tests/mutation/test_sample.py -n 2 $(INTEGRATION)
+.PHONY: test-integration-engine
+test-integration-engine:
+	@$(BIN)/pytest tests/integration --ignore tests/integration/operator --ignore tests/integration/server/fetch tests/mutation/test_sample.py -n 2 $(INTEGRATION)
 
-.PHONY: test-integration-operator
-test-integration-operator:
-	@$(BIN)/pytest tests/integration --ignore tests/integration/server -n 3 $(INTEGRATION)
+.PHONY: test-integration-light
+test-integration-light:
+	@$(BIN)/pytest tests/integration --ignore-glob '*/integration/server/test_*' -n 3 $(INTEGRATION)
 
 .PHONY: test-e2e
 test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)

@@ -6,17 +6,22 @@ import pytest
 
 # By measured time. Files that are not named follow in their usual order.
 LONG_FILES: Final = (
+    # with an engine
     "test_api_real_engine.py",
     "test_review.py",
-    "test_processes.py",
     "test_engine_process.py",
-    "test_gate_cli.py",
     "test_engine_real_model.py",
-    "test_api_lifecycle.py",
+    "test_gate_cli.py",
     "test_gate_real_server.py",
-    "test_steadiness.py",
+    "test_api_lifecycle.py",
+    # without
+    "test_ownership.py",
     "test_rollout.py",
+    "test_steadiness.py",
+    "test_processes.py",
     "test_told.py",
+    "test_crashes.py",
+    "test_trust.py",
 )
 
 
