@@ -8,11 +8,14 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pratique_contract.canonical import JSON_ERRORS
+
 Peer = dict[str, Any]
 
 PEERS_MAX: Final = 64
 _NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-_PREFIX: Final = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+_LABEL: Final = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_PREFIX: Final = rf"(?=[^/]{{1,253}}/){_LABEL}(\.{_LABEL})*"
 _KEY: Final = re.compile(rf"({_PREFIX}/)?{_NAME}")
 _VALUE: Final = re.compile(rf"({_NAME})?")
 _SELECTORS: Final = frozenset({"namespaceSelector", "podSelector"})
@@ -32,7 +35,11 @@ def parse_access(text: str) -> NetworkAccess | None:
     """Read ``{"managementFrom": [peer, …], "apiFrom": [peer, …]}``; None for an empty text: no policy. Raises ``ValueError``."""
     if not text.strip():
         return None
-    value = _object("it", json.loads(text), {"managementFrom", "apiFrom"})
+    try:
+        read = json.loads(text)
+    except JSON_ERRORS as error:
+        raise ValueError(f"it is no JSON: {error}") from error
+    value = _object("it", read, {"managementFrom", "apiFrom"})
     return NetworkAccess(*(_peers(name, value.get(name)) for name in ("managementFrom", "apiFrom")))
 
 
@@ -71,7 +78,7 @@ def _check_selector(where: str, value: Any) -> None:
 def _check_expression(where: str, value: Any) -> None:
     found = _object(where, value, {"key", "operator", "values"})
     values, operator = found.get("values", []), found.get("operator")
-    if not _is_key(found.get("key")) or operator not in _OPERATORS:
+    if not _is_key(found.get("key")) or not isinstance(operator, str) or operator not in _OPERATORS:
         raise ValueError(f"{where} needs a label's key and operator, one of {', '.join(_OPERATORS)}")
     if not isinstance(values, list) or not all(map(_is_value, values)) or bool(values) != _OPERATORS[operator]:
         raise ValueError(f"{where}.values holds a label's values with In and NotIn, and nothing otherwise")
@@ -83,12 +90,24 @@ def _check_block(where: str, value: Any) -> None:
     if not isinstance(within, list):
         raise ValueError(f"{where}.except is no list")
     try:
-        whole, *parts = [ipaddress.ip_network(str(text)) for text in (block.get("cidr"), *within)]
+        whole, *parts = [_network(text) for text in (block.get("cidr"), *within)]
         inside = all(part.version == whole.version and part != whole and part.subnet_of(whole) for part in parts)  # type: ignore[arg-type]
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     if not inside:
         raise ValueError(f"{where}.except lies outside of cidr")
+
+
+def _network(value: Any) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """A network in the one form that the API server takes without complaint; Python reads netmasks and lone addresses, too."""
+    network = ipaddress.ip_network(str(value))
+    if isinstance(network, ipaddress.IPv6Network) and (
+        network.network_address.scope_id is not None or network.network_address.ipv4_mapped is not None
+    ):
+        raise ValueError(f"{value!r} is no network of its own")
+    if str(network) != value:
+        raise ValueError(f"{value!r} is to be written {network}")
+    return network
 
 
 def _object(where: str, value: Any, known: set[str]) -> dict[str, Any]:

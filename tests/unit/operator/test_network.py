@@ -99,11 +99,22 @@ WRONG: dict[str, Any] = {
     "addresses and pods": {"managementFrom": [{**CLIENTS, **PROMETHEUS}]},
     "no addresses": {"apiFrom": [{"ipBlock": {"cidr": "monitoring"}}]},
     "no network": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.1/8"}}]},
+    "an address without a length": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.1"}}]},
+    "a netmask": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/255.0.0.0"}}]},
+    "a zone": {"apiFrom": [{"ipBlock": {"cidr": "fe80::%eth0/64"}}]},
+    "an exception without a length": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.2.3"]}}]},
+    "a form that is going away": {"apiFrom": [{"ipBlock": {"cidr": "2001:DB8::/32"}}]},
+    "an address of the other family": {"apiFrom": [{"ipBlock": {"cidr": "::ffff:10.0.0.0/120"}}]},
     "an exception outside": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}]},
     "an exception of the whole": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8"]}}]},
     "an exception of the other family": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["fd00::/64"]}}]},
     "labels beside matchLabels": {"managementFrom": [with_selector(app="prometheus")]},
     "a label that is none": {"managementFrom": [with_selector(matchLabels={"a b": "c"})]},
+    "a label's prefix that is no domain": {"managementFrom": [with_selector(matchLabels={"a..b/c": "d"})]},
+    "a label's prefix that is too long": {
+        "managementFrom": [with_selector(matchLabels={f"{'.'.join(['a' * 63] * 4)}/c": "d"})]
+    },
+    "an operator that is no text": {"managementFrom": [with_selector(matchExpressions=[{"key": "a", "operator": []}])]},
     "a value that is none": {"managementFrom": [with_selector(matchLabels={"a": 1})]},
     "a value that is too long": {"managementFrom": [with_selector(matchLabels={"a": "b" * 64})]},
     "no operator": {"managementFrom": [with_selector(matchExpressions=[{"key": "a"}])]},
@@ -124,3 +135,13 @@ def test_setting_that_is_no_json_is_named() -> None:
         read_config({"PRATIQUE_NETWORK_POLICY": "true"})
     with pytest.raises(ConfigError, match="PRATIQUE_NETWORK_POLICY"):
         read_config({"PRATIQUE_NETWORK_POLICY": "{"})
+    with pytest.raises(ConfigError, match="PRATIQUE_NETWORK_POLICY"):
+        read_config({"PRATIQUE_NETWORK_POLICY": "[" * 100_000})
+
+
+def test_every_form_of_a_peer_that_the_api_server_takes_is_taken() -> None:
+    blocks = ("0.0.0.0/0", "10.0.0.1/32", "::/0", "2001:db8::/32", "fe80::1/128")
+    labels_ = ("app", "app.kubernetes.io/name", f"{'.'.join(['a' * 62] * 4)}/c")
+    peers = [{"ipBlock": {"cidr": block}} for block in blocks]
+    peers += [with_selector(matchLabels={label: ""}) for label in labels_]
+    assert parse_access(json.dumps({"apiFrom": peers})) == NetworkAccess((), tuple(peers))
