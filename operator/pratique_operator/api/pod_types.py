@@ -11,9 +11,11 @@ from pratique_operator.api.volume_types import MOUNT_RULES, VOLUMES_MAX, Volume,
 
 # Set by the operator itself, or able to change what the process loads behind the gate's back.
 RESERVED_ENV: Final = (
-    *("HOME", "HF_HUB_OFFLINE", "TMPDIR"),
-    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR"),
+    *("HOME", "HF_HUB_OFFLINE", "TMPDIR", "PATH"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX"),
+    # Libraries: the loader's, and those that another library loads by name (OpenSSL's providers, glibc's converters, the driver's tools).
     *("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT"),
+    *("OPENSSL_CONF", "OPENSSL_MODULES", "OPENSSL_ENGINES", "GCONV_PATH", "CUDA_INJECTION64_PATH"),
 )
 
 LabelValue = Annotated[str, StringConstraints(max_length=63)]
