@@ -71,10 +71,10 @@ def understand(data: bytes) -> BareRequest | None:
 
 
 def make_protocol(
-    *, header_seconds_max: float, per_client_max: int | None = None, at_once: AtOnce = lambda method, path: None
+    *, header_seconds_max: float, per_client_max: int | None = None, at_once: AtOnce | None = None
 ) -> type[H11Protocol]:
     """A protocol class with the limits bound in, as uvicorn wants a class. ``per_client_max`` holds for each address but this machine's
-    own."""
+    own. Without ``at_once`` there is no short way, and nothing is remembered of what clients send."""
     connected: Counter[str] = Counter()
 
     class BoundedProtocol(H11Protocol):
@@ -100,7 +100,7 @@ def make_protocol(
 
         def _answered_at_once(self, data: bytes) -> bool:
             """Whether the bytes were one whole request whose answer is known, and were answered."""
-            if len(data) > REMEMBERED_BYTES_MAX or not self._is_between_requests():
+            if at_once is None or len(data) > REMEMBERED_BYTES_MAX or not self._is_between_requests():
                 return False
             request = understand(data)
             response = at_once(request.method, request.path) if request is not None else None
@@ -191,7 +191,7 @@ class HttpServer(uvicorn.Server):
         keep_alive_seconds: float,
         connections_max: int | None = None,
         per_client_max: int | None = None,
-        at_once: AtOnce = lambda method, path: None,
+        at_once: AtOnce | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(

@@ -160,6 +160,14 @@ async def test_probes_are_answered_when_every_connection_is_taken() -> None:
             other.close()
 
 
+async def test_a_port_without_a_short_way_remembers_nothing_of_its_requests() -> None:
+    """They hold keys and prompts, would be read twice, and push what probers send out of the memory."""
+    understand.cache_clear()
+    async with _serving(Application(), short=False) as address:
+        await _exchange(address, PLAIN, PLAIN.replace(b"Host", b"Authorization: Bearer key\r\nHost"), answers=2)
+    assert understand.cache_info().misses == 0
+
+
 @pytest.mark.parametrize(
     "data",
     [
