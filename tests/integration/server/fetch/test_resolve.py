@@ -3,6 +3,7 @@
 import json
 import ssl
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -251,9 +252,17 @@ def test_a_retry_is_told_once(place: Place, pratique: Run, command: str) -> None
     assert len([line for line in result.err.splitlines() if line.startswith("Trying again")]) == 1, result.err
 
 
-def test_a_rate_limit_of_all_connections_is_told_once(place: Place, pratique: Run) -> None:
-    place.hub.faults.append(Fault(path="/*/resolve/*", times=4, status=429, headers={"Retry-After": "2"}))
+def test_a_rate_limit_of_all_connections_is_told_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Connections that are refused in the same pause say nothing new; whoever is refused after it does."""
+    place.hub.faults.append(Fault(path="/*/resolve/*", times=4, status=429, headers={"Retry-After": "1"}))
+    fetch(place.target(), place.settings())
+    told = [record.created for record in caplog.records if record.message.startswith("Trying again")]
+    assert told
+    assert all(after - before > 0.9 for before, after in pairwise(told)), told
+
+
+def test_the_last_word_of_a_fetch_is_that_all_is_there(place: Place, pratique: Run) -> None:
+    place.hub.faults.append(Fault(path=place.weights, rate=200_000, times=1))
     result = pratique("fetch", f"hf://{NAME}@{place.commit}", place.path, "--hub-endpoint", place.hub.url)
-    assert result.code == 0, result.err
-    assert len([line for line in result.err.splitlines() if line.startswith("Trying again")]) == 1, result.err
+    assert (result.code, "Downloading" in result.err) == (0, True), result.err
     assert result.err.splitlines()[-1].startswith("Fetched "), result.err
