@@ -77,8 +77,9 @@ def prune(
     times: LockTimes | None = None,
 ) -> Iterator[Outcome]:
     """Remove what is unused, one folder after the other. ``in_use`` asks afresh which names are used; what it raises ends the pruning,
-    and what was about to go is kept. Raises ``FetchError`` and ``HaltedError``."""
-    used = in_use()
+    and what was about to go is kept. A folder that cannot be removed is told at the end, as ``FetchError``: the others make the room
+    that it may lack. Raises ``HaltedError``, too."""
+    used, failure = in_use(), None
     for entry in list_entries(root):
         halt.check()
         kept = _why_kept(entry, older_than, used)
@@ -86,8 +87,11 @@ def prune(
             try:
                 kept = _Removal(root, entry, older_than=older_than, in_use=in_use, halt=halt, times=times).run()
             except OSError as error:
-                raise explain_os_error(error, str(entry.path)) from error
+                failure = failure or explain_os_error(error, str(entry.path))
+                continue
         yield Outcome(entry=entry, kept=kept)
+    if failure is not None:
+        raise failure
 
 
 def _why_kept(entry: Entry, older_than: float, used: Set[str]) -> str | None:
@@ -118,6 +122,7 @@ class _Removal:
             halt=halt,
             describe=lambda: "It looks whether the folder may go.",
             times=self._times,
+            makes_room=True,
         )
 
     def run(self) -> str | None:

@@ -13,11 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pratique_contract.canonical import JSON_ERRORS
+from pratique_server.fetch.errors import DISK_FULL_ERRORS
 from pratique_server.fetch.halt import Halt
 from pratique_server.fetch.numbers import whole_number
 
@@ -57,8 +59,11 @@ class FolderLock:
         describe: Callable[[], str],
         times: LockTimes | None = None,
         name: str | None = None,
+        makes_room: bool = False,
     ) -> None:
+        """``makes_room``: hold it on a full volume, too, where no beat can be written, for as long as others wait for a silent one."""
         self._folder = folder
+        self._makes_room = makes_room
         self._halt = halt
         self._describe = describe
         self._times = times or LockTimes()
@@ -106,7 +111,9 @@ class FolderLock:
             try:
                 self._write(_RELEASED)
             except OSError:  # then the next one waits until our silence says the same
-                return
+                if self._beats == 0:  # it never said anything: as it was before we came
+                    with suppress(OSError):
+                        self._path(self._number).unlink()
 
     def is_held(self) -> bool:
         """Whether somebody holds it, as far as the files say; raises ``FileNotFoundError`` when there never was a lock."""
@@ -123,6 +130,7 @@ class FolderLock:
         """Create the number after ``above``; False when another was faster."""
         number = above + 1
         path = self._path(number)
+        created_at = time.monotonic()
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except (FileExistsError, FileNotFoundError):
@@ -133,13 +141,16 @@ class FolderLock:
         self._number = number
         try:
             self._beat()
-        except OSError:
-            # On a full volume: a file without a beat would be waited for as for a pod that lives.
-            self._number = 0
-            path.unlink(missing_ok=True)
-            raise
-        for old in range(max(1, number - 8), number):
-            self._path(old).unlink(missing_ok=True)
+        except OSError as error:
+            if not self._makes_room or error.errno not in DISK_FULL_ERRORS:
+                # On a full volume: a file without a beat would be waited for as for a pod that lives.
+                self._number = 0
+                path.unlink(missing_ok=True)
+                raise
+            self._beaten_at = created_at
+        else:
+            for old in range(max(1, number - 8), number):
+                self._path(old).unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._keep_beating, name="lock", daemon=True)
         self._thread.start()
         return True
@@ -162,8 +173,8 @@ class FolderLock:
         self.halt.stop()
 
     def _beat(self) -> None:
+        self._write(f"{self._token}-{self._beats + 1}")
         self._beats += 1
-        self._write(f"{self._token}-{self._beats}")
         self._beaten_at = time.monotonic()
 
     def _write(self, beat: str) -> None:
@@ -187,7 +198,7 @@ class FolderLock:
             return Holder(number, str(value["beat"]), str(value["name"]), str(value["line"]), dict(value["process"]))
         except (OSError, *JSON_ERRORS, KeyError, TypeError):
             # Just created, or its holder died between two system calls: counts as alive until it has been silent long enough.
-            return Holder(number, "", "another pod", "", {})
+            return Holder(number, f"none of {number}", "another pod", "", {})
 
     def _newest(self) -> int:
         """The highest number there is; 0 when there is none."""

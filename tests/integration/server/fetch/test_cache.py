@@ -1,6 +1,7 @@
 """Removing what nobody uses from a shared cache: never what a pod serves from or a fetch is at work on, whoever is killed and whenever."""
 
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -9,21 +10,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pratique_contract.sources import cache_folder
+from pratique_contract.sources import CACHE_FOLDER_DIGITS, cache_folder
 from pratique_server.fetch.cache import CLOCK_FILE, list_entries, plan, prune
 from pratique_server.fetch.errors import FetchError, HaltedError
 from pratique_server.fetch.halt import Halt
+from pratique_server.fetch.lock import LockTimes
 from pratique_server.fetch.store import RECEIPT_FILE, Store
 from tests.support.fetching import NAME, QUICK_LOCK, WEIGHTS, Place, failure, fetch, make_repository, same_content
 from tests.support.hub import Fault, Hub
 from tests.unit.cli.conftest import Run
 
 DAY = 86400.0
+LONG_LOCK = LockTimes(beat_seconds=0.05, poll_seconds=0.02, dead_seconds=60.0)
 InUse = Callable[[], Set[str]]
 
 
@@ -160,6 +164,61 @@ def test_when_nobody_can_be_asked_any_more_it_stays(place: Place, error: BaseExc
         run(place, in_use=in_use)
     assert is_whole(place)
     assert run(place) == {place.path.name: None}
+
+
+def fill(monkeypatch: pytest.MonkeyPatch, place: Place, *, until: Callable[[], bool]) -> None:
+    """The volume takes new names, but nothing to write into them."""
+    write_text = Path.write_text
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> int:
+        if place.path.parent in path.parents and not until():
+            path.touch()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+
+
+def test_room_is_made_on_a_full_volume(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fetches say "pratique cache prune" it has to work, without room for a beat of the lock."""
+    fetch(place.target(), place.settings())
+    age(place.path)
+    with monkeypatch.context() as patched:
+        fill(patched, place, until=lambda: not list(place.path.parent.glob(f"*{place.path.name}*/{WEIGHTS}")))
+        assert run(place) == {place.path.name: None}
+    fetch(place.target(), replace(place.settings(), lock_times=LONG_LOCK))  # nobody is waited for
+    assert is_whole(place)
+
+
+def test_folder_that_stays_on_a_full_volume_leaves_no_lock_that_others_wait_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch(place.target(), place.settings())
+    age(place.path)
+    asked = iter(range(9))
+    with monkeypatch.context() as patched:
+        fill(patched, place, until=lambda: False)
+        assert run(place, in_use=lambda: {place.path.name} if next(asked) == 2 else set()) == {
+            place.path.name: "in use"
+        }
+    shutil.rmtree(place.path)
+    fetch(place.target(), replace(place.settings(), lock_times=LONG_LOCK))
+    assert is_whole(place)
+
+
+def test_folder_that_cannot_be_removed_keeps_no_other_from_going(place: Place) -> None:
+    fetch(place.target(), place.settings())
+    age(place.path)
+    stuck = place.path.with_name(f".hf-{'0' * CACHE_FOLDER_DIGITS}.partial")
+    stuck.mkdir()
+    age(stuck)
+    lock = stuck.with_name(f".hf-{'0' * CACHE_FOLDER_DIGITS}.lock")
+    lock.touch()  # no folder, so nobody can hold it
+    with pytest.raises(FetchError, match=stuck.name):
+        run(place)
+    assert (place.path.exists(), stuck.is_dir()) == (False, True)
+    lock.unlink()
+    assert run(place) == {stuck.name: None}
 
 
 def run_until_heard(place: Place, used: Set[str]) -> dict[str, str | None]:
