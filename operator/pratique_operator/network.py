@@ -50,7 +50,24 @@ def _peers(name: str, value: Any) -> tuple[Peer, ...]:
         raise ValueError(f"{name} is no list of at most {PEERS_MAX} peers")
     for index, peer in enumerate(value):
         _check_peer(f"{name}[{index}]", peer)
-    return tuple(value)
+    return tuple(map(_as_stored, value))
+
+
+def _as_stored(peer: Peer) -> Peer:
+    """Without the empty lists and labels that the API server leaves out: missed in what it holds, they would be written in each pass."""
+    if "ipBlock" in peer:
+        return {"ipBlock": _filled(peer["ipBlock"])}
+    return {
+        name: {
+            part: [_filled(each) for each in found] if part == "matchExpressions" else found
+            for part, found in _filled(selector).items()
+        }
+        for name, selector in peer.items()
+    }
+
+
+def _filled(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: inner for key, inner in value.items() if inner not in ([], {})}
 
 
 def _check_peer(where: str, value: Any) -> None:

@@ -145,3 +145,23 @@ def test_every_form_of_a_peer_that_the_api_server_takes_is_taken() -> None:
     peers = [{"ipBlock": {"cidr": block}} for block in blocks]
     peers += [with_selector(matchLabels={label: ""}) for label in labels_]
     assert parse_access(json.dumps({"apiFrom": peers})) == NetworkAccess((), tuple(peers))
+
+
+def test_what_the_api_server_leaves_out_of_a_peer_is_left_out_at_once() -> None:
+    """Else each pass would find it missing, and write the policy of every service again."""
+    text = json.dumps(
+        {
+            "managementFrom": [
+                {"podSelector": {"matchLabels": {}}, "namespaceSelector": {"matchExpressions": []}},
+                with_selector(matchExpressions=[{"key": "a", "operator": "Exists", "values": []}]),
+                {"ipBlock": {"cidr": "10.0.0.0/8", "except": []}},
+            ]
+        }
+    )
+    assert parse_access(text) == NetworkAccess(
+        (
+            {"podSelector": {}, "namespaceSelector": {}},
+            with_selector(matchExpressions=[{"key": "a", "operator": "Exists"}]),
+            {"ipBlock": {"cidr": "10.0.0.0/8"}},
+        )
+    )
