@@ -21,6 +21,8 @@ _LEFT_OUT_WHEN_FALSE: Final = frozenset({"publishNotReadyAddresses"})
 _POD: Final = ("spec", "template", "spec")
 _CONTAINERS: Final = ("initContainers", "containers")
 
+_CONTAINER_EXACT: Final = ("securityContext", "lifecycle", "volumeMounts", "ports")
+
 # Nothing but the intent, at any depth ("*": each item of a list). The API server fills in nothing there.
 _EXACT: Final[Mapping[str, frozenset[Path]]] = {
     kinds.SERVICE.kind: frozenset({("spec", "selector")}),
@@ -30,19 +32,34 @@ _EXACT: Final[Mapping[str, frozenset[Path]]] = {
         {
             ("spec", "template", "metadata", "labels"),
             (*_POD, "securityContext"),
-            *((*_POD, list_, "*", field) for list_ in _CONTAINERS for field in ("securityContext", "lifecycle")),
+            *((*_POD, list_, "*", field) for list_ in _CONTAINERS for field in _CONTAINER_EXACT),
         }
     ),
 }
-_CONTAINER: Final = frozenset({"command", "envFrom", "lifecycle", "volumeDevices", "workingDir"})
-# Not there unless the intent says it: what sends traffic elsewhere, or makes other pods of the same template.
+_CONTAINER: Final = frozenset({"command", "envFrom", "lifecycle", "restartPolicy", "volumeDevices", "workingDir"})
+_PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
+# What the API server fills in there (modes, schemes, periods) may stay, so these name what may not.
+_VOLUMES: Final[Mapping[str, frozenset[str]]] = {
+    "configMap": frozenset({"items", "optional"}),
+    "secret": frozenset({"items", "optional"}),
+    "emptyDir": frozenset({"medium", "sizeLimit"}),
+    "persistentVolumeClaim": frozenset({"readOnly"}),
+}
+# Not there unless the intent says it: what sends traffic elsewhere, or makes other pods of the same template. The host name is there
+# because each pod has its own, by which the lock of a shared cache tells them apart.
 _ABSENT: Final[Mapping[str, Mapping[Path, frozenset[str]]]] = {
     kinds.SERVICE.kind: {("spec",): frozenset({"externalIPs"})},
     kinds.DEPLOYMENT.kind: {
         _POD: frozenset(
-            {"initContainers", "hostNetwork", "hostPID", "hostIPC", "hostAliases", "shareProcessNamespace"}
+            {
+                *("initContainers", "hostNetwork", "hostPID", "hostIPC", "hostAliases", "hostname"),
+                *("readinessGates", "shareProcessNamespace"),
+            }
         ),
         **{(*_POD, list_, "*"): _CONTAINER for list_ in _CONTAINERS},
+        **{(*_POD, "containers", "*", probe): frozenset({"terminationGracePeriodSeconds"}) for probe in _PROBES},
+        **{(*_POD, "containers", "*", probe, "httpGet"): frozenset({"host", "httpHeaders"}) for probe in _PROBES},
+        **{(*_POD, "volumes", "*", source): fields for source, fields in _VOLUMES.items()},
     },
 }
 _NOTHING: Final = object()

@@ -125,6 +125,35 @@ POD_CHANGES: dict[str, Manifest] = {
     "a variable": {"spec": {"containers": [{"name": "server", "env": [{"name": "LD_PRELOAD", "value": "/x.so"}]}]}},
     "another program": {"spec": {"containers": [{"name": "server", "command": ["sleep", "1"]}]}},
     "another user": {"spec": {"containers": [{"name": "server", "securityContext": {"runAsUser": 0}}]}},
+    "another folder of a volume": {
+        "spec": {
+            "containers": [
+                {
+                    "name": "server",
+                    "volumeMounts": [{"mountPath": "/tmp", "name": "tmp", "subPath": "x"}],
+                }
+            ]
+        }
+    },
+    "another file of the release": {
+        "spec": {
+            "volumes": [{"name": "config", "configMap": {"items": [{"key": "serving.json", "path": "record.json"}]}}]
+        }
+    },
+    "a port of the node": {
+        "spec": {
+            "containers": [{"name": "server", "ports": [{"containerPort": 8001, "protocol": "TCP", "hostPort": 8001}]}]
+        }
+    },
+    "a probe of another host": {
+        "spec": {
+            "containers": [
+                {"name": "server", "readinessProbe": {"httpGet": {"port": "management", "host": "192.0.2.7"}}}
+            ]
+        }
+    },
+    "a gate of its readiness": {"spec": {"readinessGates": [{"conditionType": "example.com/ready"}]}},
+    "one name for all pods": {"spec": {"hostname": "pod"}},
     "a container": {"spec": {"containers": [{"name": "more", "image": "localhost/none:9"}]}},
     "a first container": {"spec": {"initContainers": [{"name": "more", "image": "localhost/none:9"}]}},
     "the node's processes": {"spec": {"hostPID": True}},

@@ -56,6 +56,8 @@ ADDED: dict[str, tuple[str, Manifest]] = {
     "expressions": ("budget", {"spec": {"selector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}}),
     "labels of pods": ("deployment", {"spec": {"template": {"metadata": {"labels": {"canary": "no"}}}}}),
     "first containers": ("deployment", {"spec": {"template": {"spec": {"initContainers": [{"name": "x"}]}}}}),
+    "one name for all pods": ("deployment", {"spec": {"template": {"spec": {"hostname": "x"}}}}),
+    "gates": ("deployment", {"spec": {"template": {"spec": {"readinessGates": [{"conditionType": "x"}]}}}}),
     "the node's network": ("deployment", {"spec": {"template": {"spec": {"hostNetwork": True}}}}),
 }
 
@@ -93,6 +95,41 @@ def test_what_loosens_a_container_is_patched_out(field: str, added: Manifest) ->
     assert patched(observed, find_excess(observed, BUILT["deployment"])) == BUILT["deployment"]
 
 
+CHANGED: dict[str, tuple[str, Manifest]] = {
+    "a folder of a volume": ("volumeMounts", {"subPath": "x"}),
+    "a port of the node": ("ports", {"hostPort": 8001}),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_what_is_added_to_an_item_of_a_container_is_patched_out(what: str) -> None:
+    field, added = CHANGED[what]
+    observed = deepcopy(BUILT["deployment"])
+    observed["spec"]["template"]["spec"]["containers"][0][field][0] |= added
+    assert patched(observed, find_excess(observed, BUILT["deployment"])) == BUILT["deployment"]
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
+def test_probe_asks_this_pod_and_nobody_else(probe: str) -> None:
+    observed = deepcopy(BUILT["deployment"])
+    found = observed["spec"]["template"]["spec"]["containers"][0][probe]
+    found |= {"successThreshold": 1, "terminationGracePeriodSeconds": 1}
+    if "httpGet" in found:
+        found["httpGet"] |= {"scheme": "HTTP", "host": "192.0.2.7", "httpHeaders": [{"name": "a", "value": "b"}]}
+    after = patched(observed, find_excess(observed, BUILT["deployment"]))
+    assert after == BUILT["deployment"]  # the API server fills in the rest again
+
+
+@pytest.mark.parametrize(
+    "added", [{"items": [{"key": "a", "path": "b"}]}, {"optional": True}, {"items": [], "defaultMode": 420}]
+)
+def test_volume_shows_the_files_it_was_made_for(added: Manifest) -> None:
+    observed = deepcopy(BUILT["deployment"])
+    (config,) = [v for v in observed["spec"]["template"]["spec"]["volumes"] if "configMap" in v]
+    config["configMap"] |= added
+    assert patched(observed, find_excess(observed, BUILT["deployment"])) == BUILT["deployment"]
+
+
 def test_item_of_another_manager_in_a_list_of_ours_is_patched_out() -> None:
     """An apply leaves it, so that each pass would apply for nothing."""
     for path in (("spec", "ports"), ("metadata", "ownerReferences")):
@@ -110,7 +147,11 @@ def test_what_the_server_fills_in_and_what_tools_note_is_theirs() -> None:
     template = observed["spec"]["template"]
     template["metadata"].setdefault("annotations", {})["kubectl.kubernetes.io/restartedAt"] = "now"
     template["spec"] |= {"dnsPolicy": "ClusterFirst", "restartPolicy": "Always", "schedulerName": "x"}
-    template["spec"]["containers"][0]["terminationMessagePath"] = "/dev/termination-log"
+    container = template["spec"]["containers"][0]
+    container["terminationMessagePath"] = "/dev/termination-log"
+    container["readinessProbe"] |= {"successThreshold": 1}
+    container["readinessProbe"]["httpGet"] |= {"scheme": "HTTP"}
+    template["spec"]["volumes"][0]["configMap"] |= {"defaultMode": 420}
     observed["status"] = {"replicas": 1}
     assert find_excess(observed, BUILT["deployment"]) == {}
 
