@@ -141,6 +141,8 @@ def test_download_is_told_from_its_first_byte_to_its_failure_and_its_end(quick_w
     outcome[0] = "ready"
     world.wait_ready()
     assert world.status()["downloads"] == []
+    # Events follow the status they tell of.
+    eventually(lambda: len(world.events()) > 1, what="both events")
     assert sorted(event["reason"] for event in world.events()) == ["DownloadUnauthorized", "Promoted"]
 
 

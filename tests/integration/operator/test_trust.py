@@ -69,6 +69,8 @@ def test_first_pod_is_recorded_before_the_second_starts_and_approval_restarts_no
     world.create(replicas=2, release=TRUST)  # a manifest that does not name the fingerprint takes no approval back
     assert world.wait_reason("Verified", "FingerprintVerified")["status"] == "True"
     assert {pod["metadata"]["uid"] for pod in pods(world)} == first
+    # Events follow the status they tell of.
+    eventually(lambda: "Verified" in [event["reason"] for event in world.events()], what="the approval is told")
     reasons = [event["reason"] for event in world.events()]
     assert (reasons.count("RecordedNotApproved"), reasons.count("Verified")) == (1, 1)
     table = world.table(kinds.INFERENCE_SERVICE.path(world.namespace))
@@ -185,8 +187,7 @@ def test_block_starts_no_pod_of_an_unreviewed_candidate_and_the_review_lets_it_t
     world.wait_ready()
     assert world.entry() not in (stable, None)
     assert [world.condition("ReviewPassed")[field] for field in ("status", "reason")] == ["True", "ReviewPassed"]
-    reasons = [event["reason"] for event in world.events()]
-    assert reasons.count("ReviewRequired") == 1
+    assert [event["reason"] for event in world.events()].count("ReviewRequired") == 1
 
 
 def test_record_must_be_signed_by_the_named_key_and_a_changed_key_is_looked_at_again(world: World) -> None:
