@@ -12,7 +12,7 @@ from pratique_operator.cluster import Cluster
 from pratique_operator.desired import children as build
 from pratique_operator.desired.revision import Target
 from pratique_operator.drift import contains, find_excess, name_fields
-from pratique_operator.errors import ChildConflictError, ConflictError, NotFoundError
+from pratique_operator.errors import ChildConflictError, ConflictError, NotFoundError, RejectedError
 from pratique_operator.kinds import Kind
 from pratique_operator.network import NetworkAccess
 from pratique_operator.observe import Snapshot, children_of, is_owned
@@ -148,10 +148,18 @@ def _apply(cluster: Cluster, snapshot: Snapshot, kind: Kind, manifest: Manifest)
         return _take_out(cluster, snapshot, kind, observed, manifest)
     if observed is None:
         _refuse_foreign(cluster, snapshot, kind, name)
-    stored = cluster.apply(kind, snapshot.key.namespace, manifest)
+    writes = 1
+    try:
+        stored = cluster.apply(kind, snapshot.key.namespace, manifest)
+    except RejectedError:
+        # Fields of somebody else's that ours cannot stand beside: a budget counts in one way, and no Service is a load balancer in part.
+        if observed is None or not find_excess(observed, manifest):
+            raise
+        writes += _take_out(cluster, snapshot, kind, observed, manifest)
+        stored = cluster.apply(kind, snapshot.key.namespace, manifest)
     metrics.APPLIES.labels(kind=kind.kind, result="applied").inc()
     LOG.info("%s %s: %s/%s", "Updated" if observed else "Created", kind.kind, snapshot.key.namespace, name)
-    return 1 + _take_out(cluster, snapshot, kind, stored, manifest)
+    return writes + _take_out(cluster, snapshot, kind, stored, manifest)
 
 
 def _take_out(cluster: Cluster, snapshot: Snapshot, kind: Kind, stored: Manifest, manifest: Manifest) -> int:

@@ -21,7 +21,7 @@ _LEFT_OUT_WHEN_FALSE: Final = frozenset({"publishNotReadyAddresses"})
 _POD: Final = ("spec", "template", "spec")
 _CONTAINERS: Final = ("initContainers", "containers")
 
-_CONTAINER_EXACT: Final = ("securityContext", "lifecycle", "volumeMounts", "ports")
+_CONTAINER_EXACT: Final = ("env", "securityContext", "lifecycle", "volumeMounts", "ports")
 
 # Nothing but the intent, at any depth ("*": each item of a list). The API server fills in nothing there.
 _EXACT: Final[Mapping[str, frozenset[Path]]] = {
@@ -36,8 +36,11 @@ _EXACT: Final[Mapping[str, frozenset[Path]]] = {
         }
     ),
 }
+# No key beside those of the intent, and further down what the API server fills in: a volume has one source.
+_ONE_OF: Final[Mapping[str, frozenset[Path]]] = {kinds.DEPLOYMENT.kind: frozenset({(*_POD, "volumes", "*")})}
 _CONTAINER: Final = frozenset({"command", "envFrom", "lifecycle", "restartPolicy", "volumeDevices", "workingDir"})
 _PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
+_PROBE: Final = frozenset({"exec", "grpc", "httpGet", "tcpSocket", "terminationGracePeriodSeconds"})
 # What the API server fills in there (modes, schemes, periods) may stay, so these name what may not.
 _VOLUMES: Final[Mapping[str, frozenset[str]]] = {
     "configMap": frozenset({"items", "optional"}),
@@ -45,11 +48,15 @@ _VOLUMES: Final[Mapping[str, frozenset[str]]] = {
     "emptyDir": frozenset({"medium", "sizeLimit"}),
     "persistentVolumeClaim": frozenset({"readOnly"}),
 }
-# Not there unless the intent says it: what sends traffic elsewhere, or makes other pods of the same template. The host name is there
+# Not there unless the intent says it: what sends traffic elsewhere, what keeps the API server from taking our own fields, or makes other
+# pods of the same template. The host name is there
 # because each pod has its own, by which the lock of a shared cache tells them apart.
 _ABSENT: Final[Mapping[str, Mapping[Path, frozenset[str]]]] = {
-    kinds.SERVICE.kind: {("spec",): frozenset({"externalIPs"})},
+    kinds.SERVICE.kind: {("spec",): frozenset({"externalIPs", "externalName", "loadBalancerSourceRanges"})},
+    kinds.POD_DISRUPTION_BUDGET.kind: {("spec",): frozenset({"minAvailable"})},
     kinds.DEPLOYMENT.kind: {
+        # What is put back into its template would reach no pod.
+        ("spec",): frozenset({"paused"}),
         _POD: frozenset(
             {
                 *("initContainers", "hostNetwork", "hostPID", "hostIPC", "hostAliases", "hostname"),
@@ -57,7 +64,7 @@ _ABSENT: Final[Mapping[str, Mapping[Path, frozenset[str]]]] = {
             }
         ),
         **{(*_POD, list_, "*"): _CONTAINER for list_ in _CONTAINERS},
-        **{(*_POD, "containers", "*", probe): frozenset({"terminationGracePeriodSeconds"}) for probe in _PROBES},
+        **{(*_POD, "containers", "*", probe): _PROBE for probe in _PROBES},
         **{(*_POD, "containers", "*", probe, "httpGet"): frozenset({"host", "httpHeaders"}) for probe in _PROBES},
         **{(*_POD, "volumes", "*", source): fields for source, fields in _VOLUMES.items()},
     },
@@ -99,8 +106,9 @@ def find_excess(observed: Manifest, intent: Manifest) -> Manifest:
 def _excess(observed: Any, intent: Any, kind: str, path: Path, *, exact: bool) -> Any:
     exact = exact or path in _EXACT.get(kind, ())
     if isinstance(observed, Mapping) and isinstance(intent, Mapping):
+        alone = exact or path in _ONE_OF.get(kind, ())
         unwanted = _ABSENT.get(kind, {}).get(path, frozenset())
-        patch: Manifest = {key: None for key in observed if key not in intent and (exact or key in unwanted)}
+        patch: Manifest = {key: None for key in observed if key not in intent and (alone or key in unwanted)}
         for key in intent:
             inner = _excess(observed.get(key), intent[key], kind, (*path, key), exact=exact)
             if inner is not _NOTHING:

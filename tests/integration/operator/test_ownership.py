@@ -1,5 +1,6 @@
 """What belongs to a service comes back when it is disturbed and goes with it; what belongs to others is left alone."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -103,6 +104,85 @@ def test_what_somebody_adds_to_a_child_that_decides_traffic_is_taken_out_again(q
     after = world.settle()
     changed = {key for key in after if after[key] != before[key]} - {"self"}
     assert changed == {"Service/svc", "PodDisruptionBudget/svc", "NetworkPolicy/svc"}
+
+
+# With these left where they are, the API server refuses the apply of our own fields.
+IN_THE_WAY: dict[str, tuple[Kind, Manifest]] = {
+    "whom a load balancer lets in": (
+        kinds.SERVICE,
+        {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.0/24"]},
+    ),
+    "a name elsewhere": (
+        kinds.SERVICE,
+        {"type": "ExternalName", "externalName": "example.com", "internalTrafficPolicy": None},
+    ),
+    "another way to count": (kinds.POD_DISRUPTION_BUDGET, {"maxUnavailable": None, "minAvailable": 1}),
+}
+# A Service that had none for a while gets another address.
+ADDRESSES = frozenset({"clusterIP", "clusterIPs"})
+
+
+@pytest.mark.parametrize("what", IN_THE_WAY)
+def test_what_somebody_sets_instead_of_our_fields_does_not_keep_them_out(quick_world: World, what: str) -> None:
+    """One child that cannot be written ends the writing of all: nothing would be promoted any more."""
+    world = quick_world
+    world.create()
+    world.wait_ready()
+    kind, spec = IN_THE_WAY[what]
+
+    def own() -> Manifest:
+        return {key: value for key, value in child(world, kind, "svc")["spec"].items() if key not in ADDRESSES}
+
+    before = own()
+    world.cluster.patch(kind, world.namespace, "svc", {"spec": spec})
+    eventually(lambda: own() == before, what=f"without {what}")
+    world.wait_ready()
+
+
+def other_probe(pod: Manifest) -> None:
+    probe = pod["containers"][0]["readinessProbe"]
+    del probe["httpGet"]
+    probe["tcpSocket"] = {"port": "http"}
+
+
+def other_volume(pod: Manifest) -> None:
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "config")
+    del volume["configMap"]
+    volume["emptyDir"] = {}
+
+
+def other_value(pod: Manifest) -> None:
+    (variable,) = (variable for variable in pod["containers"][0]["env"] if variable["name"] == "A")
+    del variable["value"]
+    variable["valueFrom"] = {"secretKeyRef": {"name": "x", "key": "y"}}
+
+
+def test_what_somebody_exchanges_in_a_pod_template_is_exchanged_again(quick_world: World) -> None:
+    """Of these the API allows one of several: an apply of ours beside his is refused."""
+    world = quick_world
+    world.create(template={"spec": {"env": [{"name": "A", "value": "1"}]}})
+    world.wait_ready()
+    name = f"svc-{world.target()}"
+    built = child(world, kinds.DEPLOYMENT, name)["spec"]["template"]["spec"]
+    for exchange in (other_probe, other_volume, other_value):
+        changed = deepcopy(built)
+        exchange(changed)
+        world.cluster.patch(kinds.DEPLOYMENT, world.namespace, name, {"spec": {"template": {"spec": changed}}})
+        eventually(
+            lambda: child(world, kinds.DEPLOYMENT, name)["spec"]["template"]["spec"] == built,
+            what=f"without {exchange.__name__}",
+        )
+    world.wait_ready()
+
+
+def test_paused_deployment_goes_on(quick_world: World) -> None:
+    """What is put back into its template would reach no pod."""
+    world = quick_world
+    world.create()
+    world.wait_ready()
+    name = f"svc-{world.target()}"
+    world.cluster.patch(kinds.DEPLOYMENT, world.namespace, name, {"spec": {"paused": True}})
+    eventually(lambda: "paused" not in child(world, kinds.DEPLOYMENT, name)["spec"], what="it is not paused")
 
 
 def test_revision_that_is_kept_has_its_service_kept_in_order_too(quick_world: World) -> None:

@@ -18,7 +18,11 @@ FULL_TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"team": "a"}, "annotations": {"example/note": "b"}},
     "spec": {
         "resources": {"requests": {"cpu": "1000m", "memory": "1024Mi"}, "limits": {"memory": "2048Mi"}},
-        "env": [{"name": "A", "value": "1"}],
+        "env": [
+            {"name": "A", "value": "1"},
+            {"name": "B", "valueFrom": {"secretKeyRef": {"name": "ref", "key": "k"}}},
+            {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "ref", "key": "k"}}},
+        ],
         "volumes": [
             {"name": "a", "configMap": {"name": "ref", "items": [{"key": "k", "path": "file"}]}},
             {"name": "b", "secret": {"secretName": "ref"}},

@@ -53,6 +53,10 @@ ADDED: dict[str, tuple[str, Manifest]] = {
     "selector of a revision": ("revision", {"spec": {"selector": {"canary": "no"}}}),
     "addresses": ("entry", {"spec": {"externalIPs": ["192.0.2.7"]}}),
     "budget": ("budget", {"spec": {"selector": {"matchLabels": {"canary": "no"}}}}),
+    "another way to count": ("budget", {"spec": {"minAvailable": 1}}),
+    "whom a load balancer lets in": ("entry", {"spec": {"loadBalancerSourceRanges": ["192.0.2.0/24"]}}),
+    "a name elsewhere": ("entry", {"spec": {"externalName": "example.com"}}),
+    "a pause": ("deployment", {"spec": {"paused": True}}),
     "expressions": ("budget", {"spec": {"selector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}}),
     "labels of pods": ("deployment", {"spec": {"template": {"metadata": {"labels": {"canary": "no"}}}}}),
     "first containers": ("deployment", {"spec": {"template": {"spec": {"initContainers": [{"name": "x"}]}}}}),
@@ -106,6 +110,29 @@ def test_what_is_added_to_an_item_of_a_container_is_patched_out(what: str) -> No
     field, added = CHANGED[what]
     observed = deepcopy(BUILT["deployment"])
     observed["spec"]["template"]["spec"]["containers"][0][field][0] |= added
+    assert patched(observed, find_excess(observed, BUILT["deployment"])) == BUILT["deployment"]
+
+
+@pytest.mark.parametrize(
+    ("place", "added"),
+    [
+        (("volumes", 0), {"emptyDir": {}}),
+        (("containers", 0, "env", 0), {"valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}),
+        (("containers", 0, "readinessProbe"), {"tcpSocket": {"port": 1}}),
+        (("containers", 0, "livenessProbe"), {"exec": {"command": ["true"]}}),
+        (("containers", 0, "startupProbe"), {"grpc": {"port": 1}}),
+    ],
+)
+def test_what_the_api_allows_one_of_is_what_we_chose(place: tuple[str | int, ...], added: Manifest) -> None:
+    """Whether somebody has put his own in its stead or beside it."""
+    observed = deepcopy(BUILT["deployment"])
+    found: Any = observed["spec"]["template"]["spec"]
+    for part in place:
+        found = found[part]
+    found |= added
+    assert patched(observed, find_excess(observed, BUILT["deployment"])) == BUILT["deployment"]
+    for key in {"configMap", "value", "httpGet"} & set(found):
+        del found[key]
     assert patched(observed, find_excess(observed, BUILT["deployment"])) == BUILT["deployment"]
 
 
