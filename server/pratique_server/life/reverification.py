@@ -34,6 +34,8 @@ WHOLE_EVERY_ROUNDS: Final = 6
 STEP_SECONDS_MAX: Final = 120.0
 # What says that the pod could not be asked, not that it answered wrongly.
 UNANSWERED: Final = frozenset({Reason.ENGINE_UNREACHABLE, Reason.PROBE_TIMEOUT})
+# Results of rounds that failed, and say nothing about the pod: nor does a gate that broke.
+_SAYS_NOTHING: Final = {**dict.fromkeys(UNANSWERED, "unanswered"), Reason.GATE_FAILED: "error"}
 
 Step = Callable[[], Awaitable[object]]
 
@@ -91,8 +93,13 @@ class Reverifier:
             result = "unanswered"
             _log.warning("Could not re-verify: %s", error or type(error).__name__)
         except CheckFailedError as error:
-            result, failure = ("unanswered", None) if error.reason in UNANSWERED else ("fail", error)
-            _log.log(logging.ERROR if failure else logging.WARNING, "Re-verification failed: %s", error.message)
+            result = _SAYS_NOTHING.get(error.reason, "fail")
+            failure = error if result == "fail" else None
+            _log.log(
+                logging.WARNING if result == "unanswered" else logging.ERROR,
+                "Re-verification failed: %s",
+                error.message,
+            )
         except Exception:  # noqa: BLE001 - a fault of ours says nothing about the pod, and the next round may find one
             result = "error"
             _log.exception("Could not finish a round of re-verification")

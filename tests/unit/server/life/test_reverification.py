@@ -189,6 +189,21 @@ async def test_rounds_are_counted_by_result() -> None:
     assert 'pratique_reverifications_total{result="error"} 1.0' in lines
 
 
+@pytest.mark.parametrize(
+    ("fault", "result"),
+    [
+        (ZeroDivisionError(), "error"),
+        (CheckFailedError(Reason.GATE_FAILED, "The gate's own request could not be sent"), "error"),
+        (CheckFailedError(Reason.PROBE_TIMEOUT, "No answer in time"), "unanswered"),
+        (CheckFailedError(Reason.ENGINE_UNREACHABLE, "No engine"), "unanswered"),
+    ],
+)
+async def test_what_says_nothing_about_the_pod_never_takes_it_out(fault: Exception, result: str) -> None:
+    metrics = Metrics()
+    assert await _run(Rounds([fault] * 9), ReverifySpec(failures=1, on_failure="Unready"), metrics) == PASSED
+    assert f'pratique_reverifications_total{{result="{result}"}} 9.0' in metrics.exposition().decode()
+
+
 async def test_an_interval_of_zero_switches_it_off() -> None:
     rounds = Rounds([WRONG])
     assert await _run(rounds, ReverifySpec(interval_seconds=0)) == PASSED
