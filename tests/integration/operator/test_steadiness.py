@@ -1,9 +1,7 @@
 """Nothing moves when nothing changes, however often the operator looks."""
 
-import gc
 import json
 import time
-import warnings
 from typing import Any
 
 import pytest
@@ -94,14 +92,10 @@ def test_operator_restarted_again_and_again_in_mid_creation_converges(quick_worl
     world = quick_world
     world.operator.stop()
     world.create(replicas=2)
-    with warnings.catch_warnings():
-        # kopf's client leaves a socket open when it is cut while it connects. The process would end here.
-        warnings.simplefilter("ignore", ResourceWarning)
-        for milliseconds in (60, 120, 180, 260):
-            world.operator.start()
-            time.sleep(milliseconds / 1000)
-            world.operator.stop()
-        gc.collect()
+    for milliseconds in (60, 120, 180, 260):
+        world.operator.start()
+        time.sleep(milliseconds / 1000)
+        world.operator.stop()
     world.operator.start()
     world.wait_ready()
     before = world.settle()
