@@ -145,9 +145,12 @@ async def test_blocks_come_back_on_finish_disconnect_and_deadline(whole: EngineC
     with pytest.raises(DeadlineExceededError):
         await collect(whole, make_request("deadline", max_new_tokens=LONG, deadline=time.monotonic() + 0.05))
     await blocks_back(whole)
-    steps = (await whole.stats()).steps
-    await asyncio.sleep(0.4)
-    assert (await whole.stats()).steps == steps, "the engine still computes for nobody"
+    # The step that was under way when the last request ended may end after the blocks are back, however slow this machine is.
+    steps = [(await whole.stats()).steps]
+    for _ in range(3):
+        await asyncio.sleep(0.4)
+        steps.append((await whole.stats()).steps)
+    assert steps[-1] == steps[-2] <= steps[0] + 1, f"the engine still computes for nobody: {steps}"
 
 
 async def test_a_prompt_is_cancelled_in_the_middle_of_its_prefill(whole: EngineClient) -> None:
