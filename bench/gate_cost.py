@@ -222,7 +222,7 @@ def to_markdown(report: dict[str, Any]) -> str:
     saturated = (
         f"Saturated: {STREAMS} streams, {engine['running']} running and {engine['waiting']} waiting. *Its port alone* is the same "
         "management port in a process of its own, with no engine; *bare* answers every request with the same bytes: the machine's share. "
-        "All are asked in turn by one process."
+        "All are asked in turn by one process; the clients of the streams run at the lowest priority, since their place is elsewhere."
     )
     rate = (
         f"Single requests 2 to 5 s apart, blocks in turn; a round every {INTERVAL_DEFAULT / EXAGGERATION:g} s, {EXAGGERATION} "
