@@ -70,6 +70,12 @@ class LoadedFile(msgspec.Struct, frozen=True, kw_only=True):
     omitted: list[str] = []
 
 
+def is_there(path: Path) -> bool:
+    """A link that leads nowhere, or a folder of this name, is no absent file: taken for one, something else would be served without a
+    word."""
+    return path.exists() or path.is_symlink()
+
+
 def hash_bytes_file(path: Path) -> LoadedFile:
     """Hash a file as it is, reading it once. ``path`` in the result is the file's name."""
     hasher, size = hashlib.sha256(), 0

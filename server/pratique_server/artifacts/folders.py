@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pratique_server.artifacts.errors import FolderError
-from pratique_server.artifacts.files import JSON_ERRORS, TOKENIZER_BYTE_FILES, TOKENIZER_JSON_FILES, is_pickle
+from pratique_server.artifacts.files import JSON_ERRORS, TOKENIZER_BYTE_FILES, TOKENIZER_JSON_FILES, is_pickle, is_there
 
 CONFIG_FILE: Final = "config.json"
 ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
@@ -28,7 +28,7 @@ _NAMES_SHOWN: Final = 5
 def require_model_folder(folder: Path) -> None:
     """Raise ``FolderError`` for a folder from which no model can be loaded. Nothing large is read: the rest is told by loading."""
     _require_folder(folder, "model")
-    if not (folder / CONFIG_FILE).is_symlink() and not (folder / CONFIG_FILE).exists():
+    if not is_there(folder / CONFIG_FILE):
         raise FolderError(f"{folder} has no {CONFIG_FILE}{_explain_no_config(folder)}")
     _require_json_object(folder / CONFIG_FILE)
     for name in (_WEIGHTS, _WEIGHTS_INDEX, *_OPTIONAL_FILES):
@@ -43,7 +43,7 @@ def require_tokenizer_folder(folder: Path) -> None:
     for name in _TOKENIZER_FILES:
         _require_file(folder / name)
     for name in _TOKENIZER_OBJECTS:
-        if (folder / name).is_symlink() or (folder / name).exists():
+        if is_there(folder / name):
             _require_json_object(folder / name)
     if not any(_VOCABULARY.fullmatch(name) for name in _names(folder)):
         raise FolderError(

@@ -13,6 +13,7 @@ from pratique_server.artifacts.files import (
     LoadedFile,
     hash_bytes_file,
     hash_json_bytes,
+    is_there,
 )
 
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
@@ -29,10 +30,10 @@ class TokenizerFiles:
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Hash what is there. Raises ``ManifestError`` when the folder holds no tokenizer or a flag is not a boolean."""
-    files = [hash_bytes_file(folder / name) for name in TOKENIZER_BYTE_FILES if _is_there(folder / name)]
+    files = [hash_bytes_file(folder / name) for name in TOKENIZER_BYTE_FILES if is_there(folder / name)]
     config: Any = {}
     for name, omitted in TOKENIZER_JSON_FILES.items():
-        if not _is_there(folder / name):
+        if not is_there(folder / name):
             continue
         content = (folder / name).read_bytes()
         files.append(hash_json_bytes(name, content, omitted))
@@ -45,11 +46,6 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         adds_bos=_flag(config, "add_bos_token"),
         adds_eos=_flag(config, "add_eos_token"),
     )
-
-
-def _is_there(path: Path) -> bool:
-    """A link that leads nowhere, or a folder of this name, is no absent file: what the tokenizer is would change without a word."""
-    return path.exists() or path.is_symlink()
 
 
 def _parse(content: bytes) -> dict[str, Any]:

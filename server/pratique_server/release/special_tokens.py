@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pratique_contract.manifest import SpecialTokensPart
 from pratique_server.artifacts.errors import ManifestError
-from pratique_server.artifacts.files import JSON_ERRORS
+from pratique_server.artifacts.files import JSON_ERRORS, is_there
 from pratique_server.release.generation_defaults import check_defaults
 
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
@@ -55,7 +55,7 @@ def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if not path.exists() and not path.is_symlink():
+    if not is_there(path):
         return {}
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:

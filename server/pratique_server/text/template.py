@@ -14,7 +14,7 @@ from jinja2 import meta
 
 from pratique_contract import ServingSpec
 from pratique_contract.canonical import digest_bytes
-from pratique_server.artifacts.files import JSON_ERRORS
+from pratique_server.artifacts.files import JSON_ERRORS, is_there
 from pratique_server.errors import TemplateError
 from pratique_server.text.sandbox import Budget, BudgetExceededError, make_environment, render_within
 
@@ -103,7 +103,7 @@ def load_chat_template(spec: ServingSpec) -> ChatTemplate | None:
         return ChatTemplate(_read_text(Path(spec.chat_template_path)), "spec")
     folder = Path(spec.tokenizer.path if spec.tokenizer is not None else spec.model.path)
     file = folder / TEMPLATE_FILE
-    if file.exists() or file.is_symlink():  # one that cannot be read is no absent one: another template would be served
+    if is_there(file):
         return ChatTemplate(_read_text(file), TEMPLATE_FILE)
     text = _template_of_tokenizer_config(folder / TOKENIZER_CONFIG_FILE)
     return None if text is None else ChatTemplate(text, TOKENIZER_CONFIG_FILE)
@@ -119,7 +119,7 @@ def _read_text(file: Path) -> str:
 
 
 def _template_of_tokenizer_config(file: Path) -> str | None:
-    if not file.exists() and not file.is_symlink():
+    if not is_there(file):
         return None
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
