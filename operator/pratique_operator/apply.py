@@ -153,9 +153,10 @@ def _apply(cluster: Cluster, snapshot: Snapshot, kind: Kind, manifest: Manifest)
         stored = cluster.apply(kind, snapshot.key.namespace, manifest)
     except RejectedError:
         # Fields of somebody else's that ours cannot stand beside: a budget counts in one way, and no Service is a load balancer in part.
-        if observed is None or not find_excess(observed, manifest):
+        taken = _take_out(cluster, snapshot, kind, observed, manifest) if observed is not None else 0
+        if not taken:
             raise
-        writes += _take_out(cluster, snapshot, kind, observed, manifest)
+        writes += taken
         stored = cluster.apply(kind, snapshot.key.namespace, manifest)
     metrics.APPLIES.labels(kind=kind.kind, result="applied").inc()
     LOG.info("%s %s: %s/%s", "Updated" if observed else "Created", kind.kind, snapshot.key.namespace, name)
