@@ -1,10 +1,15 @@
 """What the commands take that talk to where models lie, and the contract's form of it."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from pratique_cli.errors import EXIT_INTERRUPTED, CliError, missing_extra
 
 if TYPE_CHECKING:  # pydantic is slow to import, and only commands that run need it
     from pratique_contract.serving import DownloadSpec
@@ -36,3 +41,20 @@ class SourceOptions:
             s3_region=self.s3_region,
             connections=self.connections,
         )
+
+
+@contextmanager
+def source_errors() -> Iterator[None]:
+    """The errors of whoever asks a source for a person, as the command line's; also that the package for it is not installed. Nobody is
+    told of what is fetched: the library reads that when it is imported, which is inside."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    try:
+        from pratique_server.fetch import person
+    except ImportError as error:
+        raise missing_extra("server", error) from error
+    try:
+        yield
+    except person.StoppedError as error:
+        raise CliError(str(error), code=EXIT_INTERRUPTED) from error
+    except person.PersonError as error:
+        raise CliError(str(error)) from error

@@ -1,14 +1,13 @@
 """``pratique fetch``: bring what a URI names into a folder, verified, as a pod's first container does."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pratique_cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError, missing_extra
+from pratique_cli.errors import EXIT_USAGE, CliError
 from pratique_cli.options import takes_options
-from pratique_cli.source_options import SourceOptions
+from pratique_cli.source_options import SourceOptions, source_errors
 
 
 @takes_options(SourceOptions, "source")
@@ -31,18 +30,15 @@ def fetch(
     given = (uri, directory) if config is None else (None, None)
     if config is not None and (uri is not None or directory is not None):
         raise CliError("Give either --config FILE, or URI and DIR", code=EXIT_USAGE)
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    try:
+    with source_errors():
         from pratique_server.fetch import person, program
         from pratique_server.logs import configure_logs
-    except ImportError as error:
-        raise missing_extra("server", error) from error
-    if config is not None:
-        configure_logs()
-        raise typer.Exit(program.run_document(config))
-    if given[0] is None or given[1] is None:
-        raise CliError("Give URI and DIR, or --config FILE", code=EXIT_USAGE)
-    try:
+
+        if config is not None:
+            configure_logs()
+            raise typer.Exit(program.run_document(config))
+        if given[0] is None or given[1] is None:
+            raise CliError("Give URI and DIR, or --config FILE", code=EXIT_USAGE)
         person.fetch_for_person(
             given[0],
             given[1],
@@ -51,7 +47,3 @@ def fetch(
             weights=not source.tokenizer_only,
             code=source.code,
         )
-    except person.StoppedError as error:
-        raise CliError(str(error), code=EXIT_INTERRUPTED) from error
-    except person.PersonError as error:
-        raise CliError(str(error)) from error

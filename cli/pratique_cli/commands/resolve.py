@@ -1,14 +1,12 @@
 """``pratique resolve``: from a branch, tag, archive or bucket to the lines of a manifest that always name the same bytes."""
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pratique_cli.errors import EXIT_INTERRUPTED, CliError, missing_extra
 from pratique_cli.options import takes_options
 from pratique_cli.printing import Format, emit, note, to_yaml
-from pratique_cli.source_options import SourceOptions
+from pratique_cli.source_options import SourceOptions, source_errors
 
 if TYPE_CHECKING:
     from pratique_server.fetch.resolve import Resolved
@@ -31,12 +29,9 @@ def resolve(
 ) -> None:
     """Print uri and revision as spec.model, an adapter or spec.tokenizer takes them: what a moving name stands for now. An https://
     archive is read whole for its digest (into TMPDIR, and removed)."""
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    try:
+    with source_errors():
         from pratique_server.fetch import person
-    except ImportError as error:
-        raise missing_extra("server", error) from error
-    try:
+
         found = person.resolve_for_person(
             uri,
             revision=revision,
@@ -44,10 +39,6 @@ def resolve(
             weights=not source.tokenizer_only,
             code=source.code,
         )
-    except person.StoppedError as error:
-        raise CliError(str(error), code=EXIT_INTERRUPTED) from error
-    except person.PersonError as error:
-        raise CliError(str(error)) from error
     if form is Format.TEXT:
         print(to_yaml(_lines(found)), end="")
         note(_describe(found))
