@@ -40,8 +40,8 @@ from pratique_server.metrics import Metrics, PodCollector
 
 GOODBYE_SECONDS: Final = 1.0
 # How long a thread may keep the interpreter from another one that wants it. Probes are answered by a thread of their own, which asks
-# for it several times in each answer; Python's default of 5 ms is longer than a probe should take (docs/decisions/0016).
-SWITCH_SECONDS: Final = 0.0005
+# for it several times in each answer; Python's default of 5 ms is longer than a whole answer should take (docs/decisions/0016).
+SWITCH_SECONDS: Final = 0.0001
 BEAT_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
