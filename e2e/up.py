@@ -23,7 +23,7 @@ What to type next (export KUBECONFIG={kubeconfig}; PATH has kubectl in {bin}):
   kubectl get psvc -n demo                     what serves: revision, fingerprint, readiness
   kubectl describe psvc smollm2 -n demo        conditions and events, with the reason when a pod is refused
   .venv/bin/pratique status smollm2 -n demo    the same for people
-  .venv/bin/pratique chat smollm2 -n demo      talk to it
+  .venv/bin/pratique chat smollm2 -n demo --temperature 0    talk to it; at the default of 1 so small a model wanders
   make down                                    delete the cluster (caches stay)
 """
 
@@ -46,9 +46,11 @@ def up(context: Context, *, with_example: bool) -> None:
 
 
 def chat(context: Context) -> None:
-    """One streamed answer through the released path, as a person would ask for it."""
+    """One streamed answer through the released path, as a person would ask for it. Greedy: at the default temperature of 1 a model this
+    small wanders off into nonsense, which looks like a broken engine."""
     context.progress.say(f"Asking {example.NAME}: {QUESTION}")
-    command = [sys.executable, "-m", "pratique_cli", "chat", example.NAME, "-n", example.NAMESPACE, QUESTION]
+    asked = [example.NAME, "-n", example.NAMESPACE, QUESTION, "--temperature", "0"]
+    command = [sys.executable, "-m", "pratique_cli", "chat", *asked]
     environment = dict(os.environ, **lifecycle.environment(context))
     subprocess.run(command, env=environment, check=True, timeout=120)
 
