@@ -19,7 +19,6 @@ from pratique_server.fetch.errors import FetchError, HaltedError, explain_os_err
 from pratique_server.fetch.finished import Finding, inspect_folder
 from pratique_server.fetch.halt import Halt
 from pratique_server.fetch.http_client import make_client, make_tls
-from pratique_server.fetch.hub import HubRemote
 from pratique_server.fetch.lock import FolderLock, LockTimes
 from pratique_server.fetch.oci import OciRemote
 from pratique_server.fetch.progress import Progress, size_text
@@ -206,13 +205,15 @@ class Fetcher:
 
     def _make_remote(self, target: Target, source: SourceName) -> Remote:
         download, credentials = self.settings.download, self.settings.credentials
+        # The two with a library of their own import it only when it is asked for: each is a quarter or more of what this process imports.
         match source:
             case HubSource():
+                from pratique_server.fetch.hub import HubRemote
+
                 return HubRemote(source, target.wanted, download=download, credentials=credentials, tls=self._tls)
             case OciSource():
                 return OciRemote(source, target.wanted, client=self.client, credentials=credentials)
             case BucketSource():
-                # Here and not above: its client is a quarter of what this process imports, and few sources are buckets.
                 from pratique_server.fetch.bucket import BucketRemote
 
                 return BucketRemote(source, target.wanted, download=download, credentials=credentials, tls=self._tls)
