@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pratique_contract.canonical import digest_bytes
+from pratique_contract.canonical import JSON_ERRORS, digest_bytes
 
 # config.json without what specialTokens and quantization own, and without what only names the program that wrote it.
 CONFIG_SPECIAL_TOKEN_FIELDS: Final = (
@@ -50,8 +50,6 @@ TOKENIZER_JSON_FILES: Final[dict[str, tuple[str, ...]]] = {
 }
 TOKENIZER_BYTE_FILES: Final = ("merges.txt", "tokenizer.model")
 
-# What ``json.loads`` raises for bytes that are not JSON it can hold; the second for a text nested too deeply.
-JSON_ERRORS: Final = (ValueError, RecursionError)
 
 # Formats that can run code when they are read: never fetched, never opened.
 PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".pickle", ".joblib")

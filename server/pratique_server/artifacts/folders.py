@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_server.artifacts.errors import FolderError
-from pratique_server.artifacts.files import JSON_ERRORS, TOKENIZER_BYTE_FILES, TOKENIZER_JSON_FILES, is_pickle, is_there
+from pratique_server.artifacts.files import TOKENIZER_BYTE_FILES, TOKENIZER_JSON_FILES, is_pickle, is_there
 
 CONFIG_FILE: Final = "config.json"
 ADAPTER_CONFIG_FILE: Final = "adapter_config.json"

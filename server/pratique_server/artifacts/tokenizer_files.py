@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_server.artifacts.errors import ManifestError
 from pratique_server.artifacts.files import (
-    JSON_ERRORS,
     TOKENIZER_BYTE_FILES,
     TOKENIZER_JSON_FILES,
     LoadedFile,

@@ -18,9 +18,10 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_contract.manifest import DType
 from pratique_contract.serving import ModelSource, QuantizationSpec
-from pratique_server.artifacts.files import CONFIG_OMITTED, JSON_ERRORS, LoadedFile, hash_json_bytes
+from pratique_server.artifacts.files import CONFIG_OMITTED, LoadedFile, hash_json_bytes
 from pratique_server.engine.adapters import merge_adapters
 from pratique_server.engine.architecture import CONFIG_FILE, Architecture, choose_architecture
 from pratique_server.engine.protocol import LoadedAdapter, LoadError

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pratique_server.artifacts.files import JSON_ERRORS, LoadedFile, hash_json_bytes
+from pratique_contract.canonical import JSON_ERRORS
+from pratique_server.artifacts.files import LoadedFile, hash_json_bytes
 from pratique_server.engine.protocol import LoadError
 
 CONFIG_FILE: Final = "adapter_config.json"

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import msgspec
 
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_server.artifacts.files import (
-    JSON_ERRORS,
     TOKENIZER_BYTE_FILES,
     TOKENIZER_JSON_FILES,
     LoadedFile,

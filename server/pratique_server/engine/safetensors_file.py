@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from pratique_server.artifacts.files import JSON_ERRORS, LoadedFile
+from pratique_contract.canonical import JSON_ERRORS
+from pratique_server.artifacts.files import LoadedFile
 from pratique_server.engine.hashing import CHUNK_BYTES, Digest, open_digest
 from pratique_server.engine.protocol import LoadError
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from pratique_server.artifacts.files import JSON_ERRORS, LoadedFile, hash_json_bytes, is_pickle
+from pratique_contract.canonical import JSON_ERRORS
+from pratique_server.artifacts.files import LoadedFile, hash_json_bytes, is_pickle
 from pratique_server.engine.protocol import LoadError
 from pratique_server.engine.safetensors_file import read_safetensors
 from pratique_server.engine.threads import available_cores

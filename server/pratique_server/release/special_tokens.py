@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from pratique_contract.canonical import JSON_ERRORS
 from pratique_contract.manifest import SpecialTokensPart
 from pratique_server.artifacts.errors import ManifestError
-from pratique_server.artifacts.files import JSON_ERRORS, is_there
+from pratique_server.artifacts.files import is_there
 from pratique_server.release.generation_defaults import check_defaults
 
 GENERATION_CONFIG_FILE: Final = "generation_config.json"

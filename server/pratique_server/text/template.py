@@ -13,8 +13,8 @@ import jinja2
 from jinja2 import meta
 
 from pratique_contract import ServingSpec
-from pratique_contract.canonical import digest_bytes
-from pratique_server.artifacts.files import JSON_ERRORS, is_there
+from pratique_contract.canonical import JSON_ERRORS, digest_bytes
+from pratique_server.artifacts.files import is_there
 from pratique_server.errors import TemplateError
 from pratique_server.text.sandbox import Budget, BudgetExceededError, make_environment, render_within
 

@@ -24,9 +24,12 @@ from pratique_operator.release import records
 from pratique_operator.release.trust import RecordAnswer
 
 VERDICT = Verdict(result=VerdictResult.FAIL, reason=Reason.MODEL_MISMATCH, message="one byte")
-# The management port is fixed, so the stand-in pod has a loopback address of its own.
-# One for each process: the port is fixed, and xdist may run tests of this file in two.
-ADDRESS = f"127.83.{os.getpid() % 250 + 1}.1"
+# The management port is fixed, so each stand-in pod has a loopback address of its own, out of a network of this process's: xdist and
+# other checkouts on this machine may run the same tests right now.
+NETWORK = f"127.{128 + (os.getpid() >> 8) % 127}.{os.getpid() % 256}"
+ADDRESS = f"{NETWORK}.1"
+SILENT = f"{NETWORK}.2"
+OTHER = f"{NETWORK}.9"
 
 
 def asked(name: str = "p", **facts: Any) -> PodFacts:
@@ -105,7 +108,7 @@ def test_slow_pod_is_unknown_within_the_timeout(answers: Callable[..., None]) ->
 )
 def test_pod_that_never_ends_its_answer_costs_one_timeout(say: tuple[bytes, bytes]) -> None:
     """Every byte winds a socket's timeout up again; the threads that read verdicts are shared by all services."""
-    address = f"127.83.18.{len(say[0]) + 1}"
+    address = f"{NETWORK}.{100 + len(say[0])}"
     listener = socket.create_server((address, constants.MANAGEMENT_PORT))
     stop = threading.Event()
 
@@ -139,7 +142,7 @@ def test_pod_that_never_ends_its_answer_costs_one_timeout(say: tuple[bytes, byte
 def test_no_redirect_of_a_pod_is_followed(answers: Callable[..., None]) -> None:
     """What the pod names may be an address that only the operator can reach."""
     answers(VERDICT.model_dump_json(by_alias=True).encode())
-    listener = socket.create_server(("127.83.17.9", constants.MANAGEMENT_PORT))
+    listener = socket.create_server((OTHER, constants.MANAGEMENT_PORT))
 
     def send_elsewhere() -> None:
         peer, _ = listener.accept()
@@ -150,7 +153,7 @@ def test_no_redirect_of_a_pod_is_followed(answers: Callable[..., None]) -> None:
 
     thread = threading.Thread(target=send_elsewhere, daemon=True)
     thread.start()
-    (pod,) = read([asked(address="127.83.17.9")])
+    (pod,) = read([asked(address=OTHER)])
     thread.join(2)
     listener.close()
     assert pod.verdict is None
@@ -174,7 +177,7 @@ def test_what_is_kept_of_a_verdict_is_short_and_one_line(answers: Callable[..., 
 
 
 def test_pod_that_refuses_the_connection_is_unknown() -> None:
-    (pod,) = read([asked(address="127.83.17.2")])
+    (pod,) = read([asked(address=SILENT)])
     assert (pod.verdict, pod.failure) == (None, None)
 
 
@@ -199,7 +202,7 @@ def test_record_is_read_with_its_status_whatever_it_is(answers: Callable[..., No
     for status in (200, 202, 409):
         answers(b'{"message": "m"}', status)
         assert ask("ns", asked()) == RecordAnswer(status, '{"message": "m"}')
-    assert ask("ns", asked(address="127.83.17.2")) == RecordAnswer(None)
+    assert ask("ns", asked(address=SILENT)) == RecordAnswer(None)
 
 
 def test_record_that_is_too_large_is_not_read_to_its_end(answers: Callable[..., None]) -> None:
