@@ -36,8 +36,3 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def tiny_model_dir() -> Path:
     return models.tiny_model()
-
-
-@pytest.fixture(scope="session")
-def smollm2_dir() -> Path:
-    return models.smollm2()

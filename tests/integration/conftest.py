@@ -10,7 +10,6 @@ LONG_FILES: Final = (
     "test_api_real_engine.py",
     "test_review.py",
     "test_engine_process.py",
-    "test_engine_real_model.py",
     "test_gate_cli.py",
     "test_gate_real_server.py",
     "test_api_lifecycle.py",
