@@ -6,7 +6,7 @@ addresses. The listing carries a digest for every file: sha256 for large ones, g
 
 import os
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 import httpx
@@ -29,7 +29,7 @@ from pratique_server.fetch.http_client import CONNECT_SECONDS, explain_status, e
 from pratique_server.fetch.proxies import proxy_for
 from pratique_server.fetch.remote import Listing, RemoteFile, Request
 from pratique_server.fetch.secrets import Credentials, clean_url
-from pratique_server.fetch.selection import Wanted, require_usable, select
+from pratique_server.fetch.selection import Wanted, require_usable, select, shown
 from pratique_server.fetch.uris import HubSource, is_commit
 
 ENTRIES_MAX: Final = 100_000
@@ -65,9 +65,11 @@ class HubRemote:
 
     def list(self) -> Listing:
         try:
-            if self._commit is None:
-                said = self._api.model_info(self._source.repository, revision=self._source.revision).sha
-                self._commit = self._require_commit(said)
+            info = self._api.model_info(self._source.repository, revision=self._commit or self._source.revision)
+            self._commit = self._require_commit(info.sha)
+            if info.siblings is None:
+                raise ValueError("it names no files")
+            named = {sibling.rfilename for sibling in info.siblings}
             entries = self._api.list_repo_tree(self._source.repository, revision=self._commit, recursive=True)
             found = {entry.path: entry for entry in self._bounded(entries) if isinstance(entry, RepoFile)}
         except (HfHubHTTPError, OSError, HFValidationError) as error:
@@ -78,6 +80,7 @@ class HubRemote:
                 "proxy or a login stands in between",
                 transient=True,
             ) from error
+        self._require_whole(found, named)
         selection = select(found, self._wanted)
         require_usable(selection, self._wanted, self._name())
         return Listing(
@@ -93,7 +96,19 @@ class HubRemote:
                 f"{self._endpoint} says that {self._source.revision} of hf://{self._source.repository} stands at {said!r}, which is "
                 "no commit"
             )
+        if self._commit not in (None, said):
+            raise CorruptError(f"{self._endpoint} answered for commit {said}; asked for was {self._commit}")
         return str(said)
+
+    def _require_whole(self, found: Collection[str], named: Collection[str]) -> None:
+        """A listing whose last page was lost reads like a smaller repository. (The names without digests are cut for the very largest:
+        that they lack a file says nothing.)"""
+        lost = sorted(set(named) - set(found))
+        if lost:
+            raise FetchError(
+                f"{self._endpoint} left {len(lost)} of {len(named)} files out of its listing of {self._name()}: {shown(lost)}",
+                transient=True,
+            )
 
     def _bounded(self, entries: Iterable[Any]) -> Iterator[Any]:
         """A listing comes page by page, and whoever sends it says whether there is one more."""

@@ -1,6 +1,7 @@
 """hf:// through the real huggingface_hub client against a server that speaks the hub's protocol."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -160,6 +161,35 @@ def test_an_answer_of_another_commit_is_refused(place: Place) -> None:
     error = failure(place.target(), place.settings())
     assert error.reason is Reason.DOWNLOAD_CORRUPT
     assert place.commit in error.message
+
+
+def test_a_page_lost_from_the_listing_is_not_a_smaller_repository(place: Place) -> None:
+    """A mirror that knows no cursors answers the second page with nothing, and what is on it was never asked for."""
+    fault = Fault(path="/api/models/*/tree/*", skip=1, status=200, body=b"[]")
+    place.hub.faults.append(fault)
+    error = failure(place.target(), place.settings())
+    assert error.reason is Reason.DOWNLOAD_FAILED
+    assert "left " in error.message
+    assert "files out of its listing" in error.message
+    assert not place.path.exists()
+    place.hub.faults[:] = [replace(fault, times=1)]
+    fetch(place.target(), place.settings())  # a page that is lost once is asked for again
+    assert names_in(place.path) == LOADED
+
+
+@pytest.mark.parametrize("answer", [{"sha": "f" * 40, "siblings": []}, {"siblings": []}, {"sha": None}])
+def test_a_hub_that_answers_for_another_revision_is_not_believed(place: Place, answer: dict[str, object]) -> None:
+    body = json.dumps({"_id": "0", "id": NAME, "modelId": NAME, "private": False, **answer}).encode()
+    place.hub.faults.append(Fault(path="/api/models/*/revision/*", status=200, body=body))
+    error = failure(place.target(), place.settings())
+    assert place.commit in error.message
+    assert not place.path.exists()
+
+
+def test_a_hub_that_names_no_files_is_not_believed(place: Place) -> None:
+    body = json.dumps({"_id": "0", "id": NAME, "modelId": NAME, "private": False, "sha": place.commit}).encode()
+    place.hub.faults.append(Fault(path="/api/models/*/revision/*", status=200, body=body))
+    assert "it names no files" in failure(place.target(), place.settings()).message
 
 
 def test_a_peer_that_is_no_hub_is_told_in_a_sentence(place: Place) -> None:
