@@ -145,7 +145,7 @@ class ApiCluster:
         return [
             {"apiVersion": kind.api_version, "kind": kind.kind, **item}
             for page in self._pages(kind, namespace, selector, fields)
-            for item in page.get("items", ())
+            for item in page.get("items") or ()
         ]
 
     def _pages(self, kind: Kind, namespace: str | None, selector: str, fields: str) -> Iterator[Manifest]:

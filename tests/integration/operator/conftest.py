@@ -32,10 +32,11 @@ from tests.unit.cli.conftest import pratique  # noqa: F401 - a fixture
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAMESPACES = 2
-# Tests cut operators wherever they are, and kopf's client leaves a socket open when it is cut while it connects, where a process would
-# end. The collector finds it in whichever test comes next.
+# Tests cut operators wherever they are, and kopf leaves its client's session, connector or socket open when it is cut while it connects,
+# where a process would end. The collector finds them in whichever test comes next.
 CUT_CONNECTIONS = (
-    r"ignore:Exception ignored in. <(socket|function _S[A-Za-z]*Transport):pytest.PytestUnraisableExceptionWarning"
+    r"ignore:Exception ignored in. <(socket|function (_S[A-Za-z]*Transport|BaseConnector|ClientSession)\b)"
+    r":pytest.PytestUnraisableExceptionWarning"
 )
 # As the chart makes it; here the operator runs outside the cluster, so that nobody is this peer.
 NETWORK = NetworkAccess(
@@ -69,7 +70,8 @@ def admin() -> client.ApiClient:
 
     def established() -> bool:
         found = cluster.get(_CRD, "", crd["metadata"]["name"]) or {}
-        return any((c["type"], c["status"]) == ("Established", "True") for c in found["status"].get("conditions", ()))
+        conditions = found.get("status", {}).get("conditions") or ()  # null at first, in a cluster that never had it
+        return any((c["type"], c["status"]) == ("Established", "True") for c in conditions)
 
     eventually(established, what="the CRD is established")
     return api
