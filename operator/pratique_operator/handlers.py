@@ -69,10 +69,12 @@ def register(
     *,
     login: Callable[[], Connection],
     find_changed: Callable[[], Awaitable[set[Key]]],
+    changed: Callable[[Kind, str], None],
     close: Callable[[], None],
 ) -> None:
     """Put every handler into the registry. kopf calls ``login`` at the start and whenever its credentials are refused;
-    ``find_changed`` is asked now and then for services whose ConfigMaps or Secrets, which nobody watches, are others now.
+    ``find_changed`` is asked now and then for services whose ConfigMaps or Secrets, which nobody watches, are others now; ``changed`` is
+    told the kind and namespace of each event of a child, before the pass that it starts.
     ``close`` is called at the end: a pass that still runs in a thread, which nobody can cancel, then ends with its next call."""
     background: set[asyncio.Task[None]] = set()
     # Children carry no operator's name. Without this, an operator that shares a cluster would look at every service of every other
@@ -123,8 +125,9 @@ def register(
             ours.add(key)
         queue.trigger(key)
 
-    async def handle_child(meta: kopf.Meta, namespace: str | None, **_: Any) -> None:
+    async def handle_child(meta: kopf.Meta, namespace: str | None, param: Any = None, **_: Any) -> None:
         assert namespace is not None
+        changed(param, namespace)
         service = meta.get("labels", {}).get(constants.LABEL_SERVICE)
         # A child that is told of before its service needs no pass of its own: the service is about to get one.
         if service and Key(namespace, service) in ours:
@@ -132,4 +135,4 @@ def register(
 
     kopf.on.event(*_selector(kinds.INFERENCE_SERVICE), registry=registry, id="service")(handle_service)
     for kind in kinds.WATCHED:
-        kopf.on.event(*_selector(kind), registry=registry, id=kind.plural)(handle_child)
+        kopf.on.event(*_selector(kind), registry=registry, id=kind.plural, param=kind)(handle_child)

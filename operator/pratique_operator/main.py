@@ -24,6 +24,7 @@ from pratique_operator.queue import ReconcileQueue
 from pratique_operator.reconcile import Outcome, Reconciler
 from pratique_operator.release.records import ReadRecord, record_reader
 from pratique_operator.release.signatures import read_keys
+from pratique_operator.remembered import RememberedLists
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +77,9 @@ async def serve(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run kopf with our handlers until ``stop`` is set or a signal comes."""
-    reconciler = Reconciler(cluster, config, read_verdicts=reader, read_record=read_record)
+    # At half the resync's age: each resync reads everything, and finds what no watch told of.
+    remembered = RememberedLists(cluster, seconds=config.resync_seconds / 2)
+    reconciler = Reconciler(remembered, config, read_verdicts=reader, read_record=read_record)
 
     async def work(key: Key) -> Outcome:
         return await asyncio.to_thread(reconciler.reconcile, key)
@@ -91,7 +94,7 @@ async def serve(
         reader.close()
         cluster.close()
 
-    register(registry, config, queue, login=login, find_changed=find_changed, close=close)
+    register(registry, config, queue, login=login, find_changed=find_changed, changed=remembered.changed, close=close)
     await kopf.operator(
         registry=registry,
         standalone=True,

@@ -22,7 +22,7 @@ Work = Callable[[Key], Awaitable[Outcome]]
 
 # One change of a spec causes a burst of events; wait a moment so that they share one pass.
 COALESCE_SECONDS: Final = 0.05
-# A rollout trickles: Deployment, pods and endpoints report step by step, and each pass is a dozen calls. The first event is answered at
+# A rollout trickles: Deployment, pods and endpoints report step by step, and each pass is several calls. The first event is answered at
 # once, what follows it shares the next pass.
 SPACING_SECONDS: Final = 0.3
 BACKOFF_SECONDS_MIN: Final = 0.5
