@@ -74,7 +74,7 @@ test-integration-light:
 	@$(BIN)/pytest tests/integration --ignore-glob '*/integration/server/test_*' -n 3 $(INTEGRATION)
 
 .PHONY: test-e2e
-test-e2e: venv ## The whole path on the cluster, with real pods (under 10 min)
+test-e2e: venv ## The whole path on the cluster with real pods, whole programs, the real model (under 10 min)
 	@$(BIN)/python -m e2e.up --no-chat
 	@$(BIN)/pytest e2e -q --durations=10
 

@@ -25,11 +25,6 @@ from tests.support.no_skips import pytest_make_collect_report, pytest_runtest_ma
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 
-@pytest.fixture(scope="session")
-def smollm2_dir() -> Path:
-    return models.smollm2()
-
-
 @dataclass(frozen=True)
 class Tiny:
     """The tiny model where pods see it, the service manifest it was recorded for, and the record."""

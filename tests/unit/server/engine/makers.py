@@ -40,11 +40,13 @@ def make_spec(
     quantization: QuantizationSpec | None = None,
     **engine: Any,
 ) -> ServingSpec:
+    numbers: dict[str, Any] = {"dtype": dtype}
+    flags: dict[str, Any] = {"name": name, "kv_cache": KvCacheSpec(blocks=blocks, block_size=block_size), **engine}
     return ServingSpec(
         served_model_name="tiny",
         model=source or ModelSource(path=str(model), uri="file:///tiny"),
-        quantization=quantization or QuantizationSpec(dtype=dtype),  # type: ignore[arg-type]
-        engine=EngineSpec(name=name, kv_cache=KvCacheSpec(blocks=blocks, block_size=block_size), **engine),  # type: ignore[arg-type]
+        quantization=quantization or QuantizationSpec(**numbers),
+        engine=EngineSpec(**flags),
         limits=limits or LimitsSpec(),
     )
 

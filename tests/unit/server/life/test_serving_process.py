@@ -1,5 +1,5 @@
 """The serving process over real sockets with a scripted engine: what each end of its life looks like from outside. The same with the
-real engine is in ``tests/integration/server`` (``test_api_lifecycle.py``, ``test_api_real_engine.py``)."""
+real engine is in ``tests/integration/server/test_api_real_engine.py`` and ``e2e/local/test_serve_program.py``."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""SmolLM2-135M-Instruct in the real engine, in this process: the same greedy text as transformers, alone and in company.
-
-The only tests here without the cluster: what needs the real model is in this suite, everything else in the quicker ones."""
+"""SmolLM2-135M-Instruct in the real engine, in this process: the same greedy text as transformers, alone and in company."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -19,9 +19,7 @@ from tests.support import mutations
 from tests.support.adapters import make_adapter
 from tests.support.model_code import CODE, add_code
 from tests.support.mutations import copy_of
-from tests.unit.cli.conftest import Run, pratique
-
-__all__ = ["pratique"]  # a fixture
+from tests.unit.cli.conftest import Run
 
 READY_SECONDS_MAX = 120.0
 RECORD_SECONDS_MAX = 170.0
