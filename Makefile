@@ -24,7 +24,7 @@ help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: up
-up: venv ## Cluster, images, operator and the example service; then one streamed answer (cold 12-25 min, warm under 3)
+up: venv ## Cluster, images, operator and the example service; then one streamed answer (cold 14-25 min, warm under 3)
 	@$(BIN)/python -m e2e.up
 
 .PHONY: down
@@ -58,7 +58,7 @@ test-unit: venv ## Unit tests with durations
 	@$(BIN)/pytest tests/unit -q -n 4 --durations=5
 
 .PHONY: test-integration
-test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (2-3 min)
+test-integration: venv cluster ## Real server on real sockets; operator against the cluster's API server (2 min)
 	@echo "Two halves at once; each one's output comes when it ends"
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-integration-engine test-integration-light
 
