@@ -28,6 +28,7 @@ _OBJECT_CHARACTERS: Final = 2000
 @dataclass(frozen=True)
 class _Kept:
     read_at: float
+    changes: int
     objects: tuple[Manifest, ...]
     characters: int
 
@@ -54,14 +55,10 @@ class RememberedLists(Cluster):
         self._changes: Counter[tuple[Kind, str]] = Counter()
 
     def changed(self, kind: Kind, namespace: str) -> None:
-        """Some object of the kind is another one now. The whole namespace's lists go: an object whose labels change leaves one list and
-        enters another."""
-        if kind not in KEPT:
-            return
+        """Some object of the kind is another one now. None of the namespace's lists is good any more: an object whose labels change
+        leaves one list and enters another."""
         with self._lock:
             self._changes[kind, namespace] += 1
-            for place in [place for place in self._kept if place[:2] == (kind, namespace)]:
-                del self._kept[place]
 
     def list(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Manifest]:
         if kind not in KEPT or namespace is None or fields:
@@ -70,20 +67,24 @@ class RememberedLists(Cluster):
         with self._lock:
             kept = self._kept.get(place)
             changes = self._changes[kind, namespace]
-        if kept is not None and started - kept.read_at < self._seconds:
+        if kept is not None and kept.changes == changes and started - kept.read_at < self._seconds:
             return list(kept.objects)
         found = self._cluster.list(kind, namespace, selector)
+        # Good for the changes told of before: one that was told of meanwhile may or may not be in the answer.
         with self._lock:
-            # A change that was told of meanwhile may or may not be in the answer.
-            if self._changes[kind, namespace] == changes:
-                self._keep(place, _Kept(started, tuple(found), sum(map(_characters, found))))
+            self._keep(place, _Kept(started, changes, tuple(found), sum(map(_characters, found))))
         return found
 
     def _keep(self, place: tuple[Kind, str, str], kept: _Kept) -> None:
+        """And let go of the oldest, as long as they are too old or all of it is too much."""
         self._kept.pop(place, None)
         self._kept[place] = kept
-        while sum(other.characters for other in self._kept.values()) > self._characters_max:
-            self._kept.popitem(last=False)
+        characters = sum(other.characters for other in self._kept.values())
+        for oldest, other in list(self._kept.items()):
+            if characters <= self._characters_max and kept.read_at - other.read_at < self._seconds:
+                break
+            del self._kept[oldest]
+            characters -= other.characters
 
     @contextmanager
     def _changing(self, kind: Kind, namespace: str) -> Iterator[None]:
