@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from pratique_server.engine.local import LocalEngine, start_local_engine
 from pratique_server.engine.protocol import SamplingRules
 from tests.integration.server.engine_client import collect
+from tests.support.reference import generate_with_transformers
 from tests.unit.server.engine.makers import make_request, make_spec
 
 pytestmark = [pytest.mark.real_model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -65,18 +66,7 @@ async def test_greedy_text_and_logprobs_are_those_of_transformers(
     assert together == [await logprobs(f"alone{n}", ids) for n, ids in enumerate(prompts)]
 
     for ids, mine in zip(prompts, together, strict=True):
-        output = await asyncio.to_thread(
-            library_model.generate,
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),  # else it hides every id equal to the padding id
-            max_new_tokens=COUNT,
-            do_sample=False,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        expected = output.sequences[0, len(ids) :].tolist()
-        reference = [float(torch.log_softmax(row[0], -1)[i]) for row, i in zip(output.logits, expected, strict=True)]
+        expected, reference = await asyncio.to_thread(generate_with_transformers, library_model, ids, COUNT)
         assert [token_id for token_id, _ in mine] == expected
         assert [value for _, value in mine] == pytest.approx(reference, abs=1e-3)
 

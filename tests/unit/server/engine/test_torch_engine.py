@@ -20,26 +20,14 @@ from pratique_server.engine.protocol import (
     SamplingRules,
 )
 from tests.support import models
+from tests.support.reference import generate_with_transformers
 from tests.unit.server.engine.makers import GREEDY, Outcome, make_engine, make_request, run, step
 
 PROMPTS = {f"p{index}": [(17 * index + 7 * i * i + 3) % 571 for i in range(3 + 4 * index)] for index in range(6)}
 
 
-def generate_with_transformers(folder: Path, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
-    """Greedy ids and log-probabilities by transformers' own ``generate`` with its own cache."""
-    model = load_model(folder).model
-    output = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=None,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    ids = output.sequences[0, len(prompt) :].tolist()
-    logprobs = [float(torch.log_softmax(logits[0], -1)[i]) for logits, i in zip(output.logits, ids, strict=True)]
-    return ids, logprobs
+def generate_with_library(folder: Path, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+    return generate_with_transformers(load_model(folder).model, prompt, count)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -52,7 +40,7 @@ def test_gives_the_ids_and_logprobs_of_transformers(architecture: str, name: str
         engine, *(make_request(key, prompt_ids=ids, max_new_tokens=12, sampling=rules) for key, ids in PROMPTS.items())
     )
     for key, prompt in PROMPTS.items():
-        ids, logprobs = generate_with_transformers(folder, prompt, 12)
+        ids, logprobs = generate_with_library(folder, prompt, 12)
         reported = [item for event in outcomes[key].events for item in event.logprobs or []]
         assert outcomes[key].ids == ids
         assert [item.chosen for item in reported] == pytest.approx(logprobs, abs=1e-4)
@@ -72,7 +60,7 @@ def test_a_sliding_window_is_kept_in_prefill_chunks_and_decode(tmp_path: Path) -
     outcome = run(
         make_engine(tmp_path, max_batched_tokens=6), make_request(prompt_ids=PROMPTS["p5"], max_new_tokens=12)
     )["r"]
-    assert outcome.ids == generate_with_transformers(tmp_path, PROMPTS["p5"], 12)[0]
+    assert outcome.ids == generate_with_library(tmp_path, PROMPTS["p5"], 12)[0]
 
 
 @pytest.mark.req("R70")
@@ -115,7 +103,7 @@ def test_a_sequence_that_outgrows_a_key_tile_goes_on_unchanged(tmp_path: Path) -
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     prompt = [(i * i + 3) % 97 for i in range(506)]
     outcome = run(make_engine(tmp_path), make_request(prompt_ids=prompt, max_new_tokens=16))["r"]
-    assert outcome.ids == generate_with_transformers(tmp_path, prompt, 16)[0]
+    assert outcome.ids == generate_with_library(tmp_path, prompt, 16)[0]
 
 
 @pytest.mark.req("R38", "R51")
