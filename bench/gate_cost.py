@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from bench.conditions import cpu_seconds, describe_host
 from bench.gate_server import SWITCH
 from bench.readyz import STREAMS, ask_in_turn, chat_body, reference_servers, saturated, summarize
 from tests.support.models import smollm2
+from tests.support.ports import free_ports
 
 RESULTS: Final = Path(__file__).parent / "results"
 INTERVAL_DEFAULT: Final = 600.0
@@ -80,7 +80,7 @@ def _tree_cpu_seconds(pid: int) -> float:
 @contextmanager
 def serving(folder: Path, release: dict[str, Any]) -> Iterator[Server]:
     """Serve SmolLM2 in a process of its own."""
-    ports = [_free_port(), _free_port()]
+    ports = free_ports(2)
     model = smollm2()
     spec = {
         "servedModelName": "smollm2",
@@ -198,12 +198,6 @@ def _require_pass(verdict: dict[str, Any]) -> dict[str, Any]:
     if verdict["result"] != "Pass":
         raise RuntimeError(f"{verdict['reason']}: {verdict['message']}")
     return verdict
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def to_markdown(report: dict[str, Any]) -> str:

@@ -7,19 +7,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from e2e.support.kube import eventually
 from pratique_contract.reasons import Reason
 from pratique_contract.serving import DownloadSpec, ModelSource, ServingSpec
 from pratique_server.fetch.store import Store
 from tests.support.fetching import LOADED, WEIGHTS, Place, names_in, same_content
 from tests.support.hub import Fault
+from tests.support.ports import free_ports
 
 # One part of weights in about four seconds: time enough to look, and to kill.
 SLOW = 75_000
@@ -66,6 +69,13 @@ class Programs:
         self.running.append(process)
         return process
 
+    def start_slow(self, *, bytes_min: int = 1) -> "subprocess.Popen[str]":
+        """One whose weights come slowly, and so many bytes of them have come."""
+        self.place.hub.faults.append(Fault(path=self.place.weights, rate=SLOW, times=1))
+        process = self.start()
+        wait_until(lambda: bytes_there(self.place) >= bytes_min, what=f"{bytes_min} bytes have come")
+        return process
+
     def end(self) -> None:
         for process in self.running:
             if process.poll() is None:
@@ -73,26 +83,14 @@ class Programs:
             process.communicate(timeout=10)
 
 
+wait_until = partial(eventually, timeout=20.0, every=0.05)
+
+
 @pytest.fixture
 def programs(place: Place, tmp_path: Path) -> Iterator[Programs]:
     started = Programs(place, tmp_path)
     yield started
     started.end()
-
-
-def wait_until(condition: Callable[[], Any], *, seconds: float = 20.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def bytes_there(place: Place) -> int:
@@ -120,9 +118,7 @@ def test_fetches_with_an_empty_home_and_ends_with_zero(programs: Programs) -> No
 def test_a_killed_download_goes_on_where_it_was(programs: Programs) -> None:
     """kserve#3256: a node's restart must not begin tens of gigabytes anew."""
     place = programs.place
-    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
-    first = programs.start()
-    wait_until(lambda: bytes_there(place) > 80_000)
+    first = programs.start_slow(bytes_min=80_001)
     first.send_signal(signal.SIGKILL)
     first.wait(timeout=10)
     assert not place.path.exists()
@@ -141,10 +137,10 @@ def test_two_processes_share_one_download(programs: Programs) -> None:
     slow = Fault(path=place.weights, rate=SLOW // 4, times=1)
     place.hub.faults.append(slow)
     first = programs.start()
-    wait_until(lambda: bytes_there(place) > 0)
-    port = free_port()
+    wait_until(lambda: bytes_there(place) > 0, what="the first has begun")
+    (port,) = free_ports(1)
     second = programs.start(port=port)
-    waiting = wait_until(lambda: _message(port, "of 293"))  # the other one's progress is told along
+    waiting = wait_until(lambda: _message(port, "of 293"), what="the first one's progress is told along")
     assert waiting.startswith(f"Waiting for {socket.gethostname()}, which fetches the same source. Downloading")
     slow.rate = QUICK
     for process in (first, second):
@@ -164,9 +160,7 @@ def test_of_many_at_once_one_fetches(programs: Programs) -> None:
 
 def test_a_dead_holder_s_lock_is_taken_over(programs: Programs) -> None:
     place = programs.place
-    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
-    first = programs.start()
-    wait_until(lambda: bytes_there(place) > 0)
+    first = programs.start_slow()
     second = programs.start()
     time.sleep(1)
     first.kill()
@@ -176,10 +170,10 @@ def test_a_dead_holder_s_lock_is_taken_over(programs: Programs) -> None:
 
 
 def test_the_verdict_says_how_far_it_is(programs: Programs) -> None:
-    place, port = programs.place, free_port()
+    place, (port,) = programs.place, free_ports(1)
     place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
     programs.start(port=port)
-    message = wait_until(lambda: _message(port, "MB/s"))
+    message = wait_until(lambda: _message(port, "MB/s"), what="it says how fast")
     assert f"Downloading hf://owner/tiny at {place.commit[:12]}" in message
     assert _get(port, "livez").status_code == 200
     assert _get(port, "readyz").status_code == 503
@@ -187,9 +181,7 @@ def test_the_verdict_says_how_far_it_is(programs: Programs) -> None:
 
 def test_a_stop_ends_at_once_keeps_what_came_and_frees_the_lock(programs: Programs) -> None:
     place = programs.place
-    place.hub.faults.append(Fault(path=place.weights, rate=SLOW, times=1))
-    first = programs.start()
-    wait_until(lambda: bytes_there(place) > 0)
+    first = programs.start_slow()
     stopped_at = time.monotonic()
     first.terminate()
     assert first.wait(timeout=10) == 128 + signal.SIGTERM
@@ -203,7 +195,7 @@ def test_a_stop_does_not_wait_for_a_peer_that_says_nothing(programs: Programs) -
     place = programs.place
     place.hub.faults.append(Fault(path="/api/*", stall=30.0))
     process = programs.start()
-    wait_until(lambda: place.hub.asked("/api/*"))
+    wait_until(lambda: place.hub.asked("/api/*"), what="the hub is asked")
     process.terminate()
     assert process.wait(timeout=15) == 128 + signal.SIGTERM
 

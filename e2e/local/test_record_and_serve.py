@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from tests.support import mutations
 from tests.support.adapters import make_adapter
 from tests.support.model_code import CODE, add_code
 from tests.support.mutations import copy_of
+from tests.support.ports import free_ports
 from tests.unit.cli.conftest import Run
 
 READY_SECONDS_MAX = 120.0
@@ -107,12 +107,6 @@ def test_another_tokenizer_does_not_verify(places: tuple[Place, Place], tmp_path
     assert json.loads(verdict.out)["reason"] == "TokenizerMismatch"
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def _wait_verdict(port: int, child: "subprocess.Popen[bytes]") -> dict[str, Any]:
     deadline = time.monotonic() + READY_SECONDS_MAX
     with httpx.Client(trust_env=False, verify=False) as client:
@@ -132,7 +126,7 @@ def _wait_verdict(port: int, child: "subprocess.Popen[bytes]") -> dict[str, Any]
 def test_the_recorded_release_is_served_and_answers(places: tuple[Place, Place], tmp_path: Path) -> None:
     place = places[0]
     record = ReleaseRecord.from_json(place.record.read_text())
-    port, management = _free_port(), _free_port()
+    port, management = free_ports(2)
     ports = ["--port", str(port), "--management-port", str(management)]
     pratique = [sys.executable, "-m", "pratique_cli"]
     with (tmp_path / "log").open("wb") as log:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,12 @@ import openai
 import pytest
 
 from tests.integration.server.running import Running, make_spec, serving, serving_process, wait_until
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.timeout(180)
 
 HI: Any = [{"role": "user", "content": "What is pratique?"}]
 LONG: dict[str, Any] = {"max_tokens": 450, "extra_body": {"ignore_eos": True}}
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def open_stream(server: Running) -> tuple[openai.AsyncOpenAI, Any]:
@@ -49,7 +43,8 @@ def test_a_corrupt_weight_file_is_named_and_the_process_stays_up(tiny_model_dir:
 
 @pytest.fixture
 def fixed_ports() -> dict[str, int]:
-    return {"api_port": free_port(), "management_port": free_port()}
+    port, management = free_ports(2)
+    return {"api_port": port, "management_port": management}
 
 
 @pytest.fixture

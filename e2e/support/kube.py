@@ -6,7 +6,6 @@ Every call has a timeout; every wait polls with a deadline and, when it fails, s
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.models import cache_dir
+from tests.support.ports import free_ports
 
 T = TypeVar("T")
 
@@ -93,16 +93,10 @@ def eventually(probe: Callable[[], T | None], *, timeout: float, what: str, ever
     raise AssertionError(f"Not within {timeout:.0f} s: {what}")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def port_forward(target: str, port: int, *, namespace: str) -> Iterator[str]:
     """``kubectl port-forward`` to ``svc/name`` or ``pod/name``; yields ``http://127.0.0.1:<port>``."""
-    local = free_port()
+    (local,) = free_ports(1)
     process = subprocess.Popen(
         [kubectl_path(), "port-forward", "-n", namespace, target, f"{local}:{port}"],
         stdout=subprocess.PIPE,

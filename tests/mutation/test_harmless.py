@@ -1,6 +1,5 @@
 """The same release in another place, form, company or moment gets ready. Beside it: mutants without effect, and what nobody can see."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tests.mutation.harmless import ENVIRONMENTS, HARMLESS, HOST
 from tests.mutation.limits import EQUIVALENT, LIMITS
 from tests.mutation.releases import Releases
 from tests.mutation.scene import Scene, judge
+from tests.support.ports import free_ports
 
 # A whole process with its engine process: seconds on a quiet machine, a minute on one that is shared by many.
 START_SECONDS_MAX = 200.0
@@ -64,7 +64,8 @@ def test_another_environment_gets_ready(
     number: int, name: str, releases: Releases, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene(releases.get("tiny"), tmp_path, monkeypatch)
-    scene.declare(api_port=_free_port(), management_port=_free_port())
+    port, management = free_ports(2)
+    scene.declare(api_port=port, management_port=management)
     environment = {key: value.format(room=tmp_path) for key, value in ENVIRONMENTS[name].items()}
     with serving_process(scene.spec(), tmp_path, environment=environment) as (server, _, log):
         server.wait_ready(seconds=START_SECONDS_MAX)
@@ -76,9 +77,3 @@ def test_there_are_at_least_forty_harmless_variations() -> None:
     names = [variation.name for _, variation in CASES]
     assert len(set(names)) == len(names)
     assert len(HARMLESS) + len(ENVIRONMENTS) >= 40
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
